@@ -1,0 +1,51 @@
+# make demo: a picture of what a network saw.  make test: the tests.  make check: lint, types, doctests.
+# make bench: the measurements.  make clean: remove the environment and what was written.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+.PHONY: demo test check bench clean
+
+demo: $(VENV)/.demo
+	@$(BIN)/abslrp demo --out out
+
+test: $(VENV)/.dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+check: $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest --doctest-modules src
+
+bench: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks
+
+clean:
+	@rm -rf $(VENV) build dist out abslrp-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "error: $(PYTHON) is older than 3.10 or missing: run make PYTHON=python3.11, or any newer one."; exit 2; }
+	@echo "Making $(VENV) (once) ..."
+	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Torch goes first and pinned, so that pip takes the build that is at hand instead of the newest one.
+$(VENV)/.torch: constraints.txt | $(VENV)/.made
+	@echo "Installing $(TORCH) ..."
+	@$(PIP) $(TORCH)
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.torch
+	@echo "Installing abslrp for the demo ..."
+	@$(PIP) -c constraints.txt -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.torch
+	@echo "Installing abslrp for development ..."
+	@$(PIP) -c constraints.txt -e '.[demo,text,dev]'
+	@touch $(VENV)/.demo $@

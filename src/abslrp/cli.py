@@ -1,0 +1,236 @@
+"""The command line: thin, over the same calls as the library. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from abslrp.inputs.models import LoadedModel
+
+FAILED = 2
+INTERRUPTED = 130
+_IMAGES_IN_FULL = 10
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help="Pictures of what a neural network saw.")
+
+Model = Annotated[
+    str | None,
+    typer.Option("--model", help="timm:NAME, torchvision:NAME or hf:NAME_OR_FOLDER; else EfficientNet-Lite0."),
+]
+Weights = Annotated[Path | None, typer.Option("--weights", help="A .safetensors or torch file for the model.")]
+MethodName = Annotated[str, typer.Option("--method", help="What explains; see: abslrp methods.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="An option of the method; may be repeated.")
+]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, mps …")]
+RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Do not load the model's pretrained weights.")]
+Out = Annotated[Path, typer.Option("--out", help="The folder to write to.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 2 after an error, 130 after an interruption.
+
+    >>> main(["explain"])
+    2
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    # Taken out here, so that it may stand before or after the command.
+    given = [word for word in given if word != "--debug"]
+    try:
+        code = typer.main.get_command(app).main(args=given, prog_name="abslrp", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else FAILED
+    except Exception as error:
+        if debug:
+            Console(stderr=True).print_exception()
+        print(f"error: {_sentence(error)}", file=sys.stderr)
+        return FAILED
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    if version:
+        print(f"abslrp {metadata.version('abslrp')}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def explain(
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE…", help="Files, folders or patterns.")],
+    model: Model = None,
+    weights: Weights = None,
+    method: MethodName = "abslrp",
+    option: Settings = None,
+    target: Annotated[str | None, typer.Option("--target", help="The class to explain: index or name.")] = None,
+    top: Annotated[int | None, typer.Option("--top", min=1, help="Explain the K most probable classes.")] = None,
+    out: Out = Path("abslrp-out"),
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images at a time.")] = 8,
+    device: Device = "cpu",
+    random_weights: RandomWeights = False,
+) -> None:
+    """Explain images: an overlay and a plain map as PNG, the raw map as .npz, and the top classes on screen."""
+    from rich.progress import Progress
+
+    from abslrp.batches import Job, explain_files
+    from abslrp.inputs.images import find_images
+    from abslrp.inputs.models import load_model
+    from abslrp.registry import method as find_method
+    from abslrp.reporting.tables import class_table
+    from abslrp.types import AbslrpError
+
+    if target is not None and top is not None:
+        raise AbslrpError("--target and --top were both given: choose one.")
+    find_method(method)
+    settings, paths = read_settings(option), find_images(images)
+    loaded = load_model(model, weights, device=device, pretrained=not random_weights)
+    job = Job(loaded, out, method, settings, _class_index(target, loaded, device), top or 1, device)
+    console, notes, failures = Console(), Console(stderr=True), []
+
+    def report(error: AbslrpError) -> None:
+        failures.append(error)
+        notes.print(f"skipped: {_one_line(str(error))}", markup=False, highlight=False, soft_wrap=True)
+
+    with Progress(console=notes, transient=True, disable=len(paths) < 2 or not notes.is_terminal) as progress:
+        task = progress.add_task("explaining", total=len(paths))
+        rows = explain_files(job, paths, batch, done=lambda count: progress.advance(task, count), skipped=report)
+    if rows:
+        console.print(class_table(rows, only_explained=len(paths) > _IMAGES_IN_FULL))
+        written = 3 * sum(row.explained for row in rows)
+        console.print(f"{written} files in {out}", markup=False, highlight=False, soft_wrap=True)
+    if failures:
+        rest = "the others are done" if rows else "nothing is left"
+        raise AbslrpError(f"{len(failures)} of {len(paths)} images could not be read and were skipped, {rest}.")
+
+
+@app.command()
+def methods() -> None:
+    """List the methods that can explain, with their options."""
+    import abslrp
+    from abslrp.reporting.tables import method_table
+
+    Console().print(method_table(abslrp.methods()))
+
+
+@app.command()
+def doctor(
+    model: Model = None,
+    weights: Weights = None,
+    image: Annotated[Path | None, typer.Option("--image", help="The image to try; else a sample.")] = None,
+    method: MethodName = "abslrp",
+    option: Settings = None,
+    device: Device = "cpu",
+    random_weights: RandomWeights = False,
+) -> None:
+    """Run one image through a model and show what had a rule and where relevance was gained or lost."""
+    import abslrp
+    from abslrp.inputs.images import read_image
+    from abslrp.inputs.models import load_model, sample_images
+    from abslrp.query import logits
+    from abslrp.reporting.tables import coverage_tables
+
+    photograph = read_image(image) if image is not None else sample_images()["chelsea"]
+    loaded = load_model(model, weights, device=device, pretrained=not random_weights)
+    x = loaded.transform(photograph)[None].to(device)
+    with abslrp.propagate(method, **read_settings(option)) as propagation:
+        outputs = logits(loaded.model(x), len(x))
+    maps = propagation.relevance(outputs, x)
+    coverage, console = propagation.coverage, Console()
+    console.print(coverage_tables(coverage))
+    sound = bool(maps.isfinite().all()) and bool(maps.any())
+    verdict = "works: the map is finite and not zero" if sound else "runs, but its map is zero or not finite"
+    console.print(f"\n{loaded.name} {verdict}.", markup=False, highlight=False)
+    console.print(
+        f"{coverage.arrived:.2%} of the relevance arrived at the input, {coverage.lost_elsewhere:.2%} was lost outside "
+        "the operations above.",
+        highlight=False,
+    )
+
+
+@app.command()
+def demo(out: Out = Path("abslrp-out")) -> None:
+    """Explain scikit-image's photographs with the embedded network and write one contact sheet."""
+    from abslrp.batches import contact_sheet
+    from abslrp.inputs.models import load_model, sample_images
+    from abslrp.reporting.heatmaps import save_png
+
+    print("Explaining four photographs with EfficientNet-Lite0 …", flush=True)
+    sheet = contact_sheet(load_model(), sample_images(), ["abslrp", "abslrp-agree"])
+    print(save_png(sheet, out / "demo.png").resolve())
+
+
+def read_settings(pairs: Sequence[str] | None) -> dict[str, Any]:
+    """Options as typed, KEY=VALUE, with numbers and truth values understood.
+
+    >>> read_settings(["conserve=joint", "eps=1e-6", "flag=true"])
+    {'conserve': 'joint', 'eps': 1e-06, 'flag': True}
+    """
+    from abslrp.types import AbslrpError
+
+    settings = {}
+    for pair in pairs or []:
+        key, sign, value = (part.strip() for part in pair.partition("="))
+        if not sign or not key:
+            raise AbslrpError(f"--option {pair!r} is not understood: write --option KEY=VALUE.")
+        settings[key.replace("-", "_")] = _value(value)
+    return settings
+
+
+def _value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return value if isinstance(value, int | float) else text
+
+
+def _class_index(target: str | None, loaded: LoadedModel, device: str) -> int | None:
+    if target is None:
+        return None
+    import torch
+
+    from abslrp.batches import class_scores
+    from abslrp.inputs.models import resolve_target
+
+    names = loaded.class_names
+    blank = torch.zeros(1, 3, *loaded.transform.size, device=device)
+    count = len(names) if names is not None else class_scores(loaded, blank).shape[1]
+    return resolve_target(target, names, count)
+
+
+def _sentence(error: Exception) -> str:
+    usage = getattr(error, "format_message", None)
+    if usage is not None:
+        context = getattr(error, "ctx", None)
+        return f"{_one_line(usage())} See: {context.command_path if context else 'abslrp'} --help"
+    from abslrp.types import AbslrpError
+
+    if isinstance(error, AbslrpError):
+        return _one_line(str(error))
+    return f"{type(error).__name__}: {_one_line(str(error)).rstrip('.')}; run again with --debug to see where."
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

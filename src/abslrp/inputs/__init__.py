@@ -1,0 +1,1 @@
+"""From files and names to tensors and networks: images, transforms, models and class names."""

@@ -1,0 +1,1 @@
+"""Methods: each turns a query into maps."""

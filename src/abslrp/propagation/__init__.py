@@ -1,0 +1,1 @@
+"""Relevance carried through any PyTorch model: knows operations, never architectures."""

@@ -1,0 +1,65 @@
+"""How relevance is kept from growing: each takes a transport and the relevance R at its output and returns r at its inputs.
+
+The bare equation hands out Σ_i (x_i w_ij)⁺ ≥ |h_j| at every neuron, so relevance grows by orders of magnitude in a deep
+network and the negative part of the start drowns the target. All sums here are over one sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from abslrp.propagation.axes import Axis, sample_sums, spread
+from abslrp.propagation.rules import Transport
+
+Conserve = Callable[[Transport, Tensor, Axis | None, Sequence[Axis | None], int], tuple[Tensor, ...]]
+
+
+def _ratio(wanted: Tensor, given: Tensor) -> Tensor:
+    """wanted / given, and 0 where nothing is given: that share is lost, never divided by."""
+    lost = given.abs() <= torch.finfo(given.dtype).tiny
+    return torch.where(lost, 0.0, wanted / given.masked_fill(lost, 1.0))
+
+
+def sign(
+    step: Transport, R: Tensor, axis: Axis | None, inputs: Sequence[Axis | None], batch: int
+) -> tuple[Tensor, ...]:
+    """r = M(k⁺ R⁺ + k⁻ R⁻) with k± = Σ R± / Σ_j c_j R±_j: positive and negative relevance each keep their sums."""
+    c = step.columns()
+    above, below = R.clamp(min=0), R.clamp(max=0)
+    up = _ratio(sample_sums(above, axis, batch), sample_sums(above * c, axis, batch))
+    down = _ratio(sample_sums(below, axis, batch), sample_sums(below * c, axis, batch))
+    k = torch.where(R > 0, spread(up, R.shape, axis), spread(down, R.shape, axis))
+    return step.pull((R * k).to(R.dtype))
+
+
+def joint(
+    step: Transport, R: Tensor, axis: Axis | None, inputs: Sequence[Axis | None], batch: int
+) -> tuple[Tensor, ...]:
+    """r = k M(R) with one factor for both signs, k = Σ |R| / Σ_j c_j |R_j|."""
+    size = R.abs()
+    k = _ratio(sample_sums(size, axis, batch), sample_sums(size * step.columns(), axis, batch))
+    return step.pull((R * spread(k, R.shape, axis)).to(R.dtype))
+
+
+def each(
+    step: Transport, R: Tensor, axis: Axis | None, inputs: Sequence[Axis | None], batch: int
+) -> tuple[Tensor, ...]:
+    """Every input's map to L1 norm 1 (the authors' current code)."""
+    maps = []
+    for r, its in zip(step.pull(R), inputs, strict=True):
+        norm = sample_sums(r.abs(), its, batch)
+        maps.append((r * spread(_ratio(torch.ones_like(norm), norm), r.shape, its)).to(r.dtype))
+    return tuple(maps)
+
+
+def none(
+    step: Transport, R: Tensor, axis: Axis | None, inputs: Sequence[Axis | None], batch: int
+) -> tuple[Tensor, ...]:
+    """The bare equation."""
+    return step.pull(R)
+
+
+CONSERVATIONS: dict[str, Conserve] = {"sign": sign, "joint": joint, "each": each, "none": none}

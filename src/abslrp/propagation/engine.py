@@ -1,0 +1,441 @@
+"""The engine: runs an unmodified model and replaces each arithmetic function by one whose backward carries relevance.
+
+A ``TorchFunctionMode`` sees every torch function the model calls. Functions that touch no tensor that depends on the input
+run as they are. The others are operations with a rule, structural functions whose gradient is the right transport,
+functions made of others, or an error: nothing falls through in silence.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from types import FunctionType, GetSetDescriptorType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from abslrp.propagation import structural
+from abslrp.propagation.axes import Axis, fits
+from abslrp.propagation.conservation import CONSERVATIONS
+from abslrp.propagation.coverage import Coverage, Meter
+from abslrp.propagation.frames import module_path, root_inputs
+from abslrp.propagation.functions import Keeper, Planned, Relevance
+from abslrp.propagation.kinds import Kind
+from abslrp.propagation.operations import OPERATIONS, STOPPED
+from abslrp.propagation.rules import Call, Steps
+from abslrp.propagation.rulesets import Rule
+from abslrp.propagation.starts import passes
+from abslrp.types import AbslrpError
+
+
+class UnsupportedOperation(AbslrpError):
+    """A function without a rule met a tensor that carries relevance."""
+
+
+class BatchLost(AbslrpError):
+    """The samples of a batch could not be told apart any more; one sample at a time always works."""
+
+
+class State:
+    """What the engine knows of a tensor: where its batch lies, whether it is ≥ 0, whether it is an attention matrix."""
+
+    __slots__ = ("attention", "axis", "nonnegative", "version")
+
+    def __init__(self, axis: Axis | None, nonnegative: bool, attention: bool, version: int) -> None:
+        self.axis, self.nonnegative, self.attention, self.version = axis, nonnegative, attention, version
+
+
+class Run:
+    """An operation with its arguments, out of place; ``name`` is the function's."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs
+        self.name = function.__name__
+
+    def __call__(self) -> Any:
+        return self.function(*self.args, **self.kwargs)
+
+
+_QUERIES = {
+    getattr(found, "__get__", found) if isinstance(found, (property, GetSetDescriptorType)) else found
+    for name in (
+        "shape dtype device ndim is_cuda is_sparse is_quantized is_leaf requires_grad layout is_meta grad_fn itemsize nbytes size dim "
+        "numel ndimension stride is_floating_point is_complex is_contiguous element_size get_device storage_offset __len__"
+    ).split()
+    if (found := getattr(Tensor, name, None)) is not None
+}
+
+
+def _in_place_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """In-place callables and the ones that compute the same out of place."""
+    twins = {}
+    for place in (Tensor, torch, torch.nn.functional):
+        for name in dir(place):
+            plain = name[:-1] if name.endswith("_") and not name.endswith("__") else name.replace("__i", "__", 1)
+            if plain == name or not (name.endswith("_") and not name.endswith("__") or name.startswith("__i")):
+                continue
+            twin = getattr(place, plain, None)
+            if (
+                callable(twin)
+                and callable(getattr(place, name))
+                and name not in ("__invert__", "__init__", "__index__", "__int__", "__iter__")
+            ):
+                twins[getattr(place, name)] = twin
+    return twins
+
+
+_IN_PLACE = _in_place_forms()
+_WRITING = {Tensor.__setitem__, *_IN_PLACE}
+
+
+class Propagation(TorchFunctionMode):
+    """Carries relevance through the model that runs inside the context; made by :func:`abslrp.propagate`."""
+
+    def __init__(
+        self,
+        rules: Mapping[str, Rule],
+        *,
+        conserve: str,
+        eps: float,
+        attention: str,
+        unknown: str,
+        measure: bool,
+        start: str = "target",
+    ) -> None:
+        super().__init__()
+        self._rules, self._eps, self._conserving = rules, eps, conserve != "none"
+        self.conserve = CONSERVATIONS[conserve]
+        self.attention, self._unknown, self._start = attention, unknown, start
+        self._meter = Meter() if measure else None
+        self._keeper = Keeper()
+        self._inputs: list[Tensor] = []
+        self._lent: list[Tensor] = []
+        self._started = False
+        self.batch = 0
+        self.last_pass = False
+
+    # ------------------------------------------------------------ before and after
+
+    def watch(self, x: Tensor, batch: int | None = None) -> Tensor:
+        """Take ``x`` as an input whose relevance is asked for. Needed only where the model is not an ``nn.Module``."""
+        if not x.requires_grad:
+            x.requires_grad_()
+            self._lent.append(x)
+        self._inputs.append(x)
+        self._started = True
+        self.batch = self.batch or batch or (x.shape[0] if x.ndim else 1)
+        return x
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        for x in self._lent:
+            if x.is_leaf:
+                x.requires_grad_(False)
+
+    @property
+    def coverage(self) -> Coverage:
+        """What had a rule, what was structural, and how much relevance each kind gained or lost."""
+        if self._meter is None:
+            raise AbslrpError("coverage was not measured: use abslrp.propagate(..., measure=True).")
+        return self._meter.read()
+
+    def relevance(
+        self, outputs: Tensor, x: Tensor, start: str | Tensor | None = None, *, targets: Any = None, retain: bool = True
+    ) -> Tensor:
+        """The relevance of ``x`` for a start given by name (with targets) or as a tensor of the outputs' shape.
+
+        With ``retain`` the graph stays for further calls; without it activations are freed as the relevance passes.
+        """
+        with torch._C.DisableTorchFunction():
+            begin = self._start if start is None else start
+            if isinstance(begin, str):
+                aimed = outputs.detach().argmax(-1) if targets is None else torch.as_tensor(targets)
+                starts = passes(begin, outputs, aimed.expand(len(outputs)))
+            else:
+                starts = passes(begin, outputs, torch.empty(0))
+            maps = [self._pull(outputs, x, s, retain or n + 1 < len(starts)) for n, s in enumerate(starts)]
+            if len(maps) == 1:
+                return maps[0]
+            first, second = (m / _norms(m).clamp(min=torch.finfo(m.dtype).tiny) for m in maps)
+            return first - second
+
+    def _pull(self, outputs: Tensor, x: Tensor, start: Tensor, retain: bool) -> Tensor:
+        # in float16 a map of 10⁵ elements underflows; the rules are linear in R, so a power of two in and out is exact
+        factor = 2.0**12 if torch.float16 in (outputs.dtype, x.dtype) else 1.0
+        lent = [t for t in self._lent if t.is_leaf and not t.requires_grad]
+        self.last_pass = not retain
+        if self._meter is not None:
+            self._meter.begin(start * factor)
+        try:
+            for t in lent:
+                t.requires_grad_()
+            if not outputs.requires_grad or not x.requires_grad:
+                raise AbslrpError(
+                    "the outputs do not depend on x under the engine: run the model on x inside the propagate context."
+                )
+            (r,) = torch.autograd.grad(
+                outputs, x, (start * factor).to(outputs.dtype), retain_graph=retain, allow_unused=True
+            )
+        finally:
+            for t in lent:
+                t.requires_grad_(False)
+        if r is None:
+            raise AbslrpError(
+                "no relevance reached x: the outputs do not depend on it, or every way to it stops at a constant."
+            )
+        if self._meter is not None:
+            self._meter.end((r,))
+        r = r if r.dtype == torch.float64 else r.float()
+        return r / factor
+
+    # ------------------------------------------------------------ what operations ask
+
+    def live(self, value: Any) -> bool:
+        """Whether a value depends on the input; parameters do not, whether they are frozen or not."""
+        if not isinstance(value, Tensor) or not value.requires_grad:
+            return False
+        return (
+            value.grad_fn is not None
+            or not isinstance(value, torch.nn.Parameter)
+            or any(value is x for x in self._inputs)
+        )
+
+    def nonnegative(self, value: Any) -> bool:
+        if isinstance(value, Tensor):
+            state = getattr(value, "_abslrp", None)
+            return isinstance(state, State) and state.nonnegative and state.version == value._version
+        return isinstance(value, (int, float)) and value >= 0
+
+    def is_attention(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and self._state(value).attention
+
+    def rule(self, kind: Kind, call: Call) -> Steps:
+        return self._rules[kind.kind](kind, call, self._eps)
+
+    def measured(self, record: int, R: Tensor, maps: Sequence[Tensor]) -> None:
+        if self._meter is not None:
+            self._meter.passed(record, R, tuple(maps))
+
+    # ------------------------------------------------------------ every torch function comes here
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _QUERIES:
+            return func(*args, **kwargs)
+        if not self._started:
+            self._adopt()
+        tensors = list(_tensors((args, kwargs)))
+        alive = [t for t in tensors if self.live(t)] if torch.is_grad_enabled() else []
+        if not alive:
+            return self._constant(func, args, kwargs)
+        for tensor in alive:
+            self._state(tensor, func)
+        base, written, args, kwargs = _out_of_place(func, args, kwargs)
+        if base in STOPPED:
+            if self._meter is not None:
+                self._meter.coverage.stopped[_name(func)] += 1
+            return self._constant(func, args, kwargs)
+        build = OPERATIONS.get(base)
+        result = NotImplemented if build is None else self._operate(base, build, args, kwargs)
+        if result is NotImplemented:
+            return self._without_rule(func, args, kwargs, alive)
+        if written is None:
+            return result
+        self._keeper.about_to_write(written)
+        written.copy_(result)
+        state = self._state(result) if self.live(result) else State(None, False, False, 0)
+        self._mark(written, state.axis, state.nonnegative, state.attention)
+        return written
+
+    def _adopt(self) -> None:
+        """The inputs of the outermost module are what is explained, when nobody said otherwise."""
+        for x in root_inputs():
+            if not isinstance(x, torch.nn.Parameter) and (x.is_leaf or x.requires_grad):
+                self.watch(x)
+
+    def _constant(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A function of constants, or one that relevance does not pass."""
+        if func in _WRITING and args and isinstance(args[0], Tensor):
+            self._keeper.about_to_write(args[0])
+        if not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        with torch.no_grad():
+            return func(*args, **kwargs)
+
+    def _operate(self, base: Any, build: Any, args: Any, kwargs: Any) -> Any:
+        planned = build(self, Run(base, args, kwargs), *args, **kwargs)
+        if isinstance(planned, Planned):
+            return self._apply(base, planned)
+        if callable(planned):
+            with self:
+                return planned()
+        return planned
+
+    def _apply(self, base: Any, planned: Planned) -> Tensor:
+        states = [self._state(x) for x in planned.inputs]
+        meta: dict[str, Any] = {
+            "nonnegative": [self.nonnegative(x) for x in planned.inputs],
+            "inputs": tuple(s.axis for s in states),
+            "record": 0 if self._meter is None else self._meter.layer(module_path(), _name(base), planned.kind.kind),
+        }
+        output: Tensor = Relevance.apply(self, planned, self._keeper, meta, *planned.inputs)
+        axis = None
+        if self.batch > 1:
+            ways = (
+                fits(planned.follow(s.axis, n, x.shape, output.shape), output.shape, self.batch)
+                for n, (s, x) in enumerate(zip(states, planned.inputs, strict=True))
+                if s.axis is not None
+            )
+            axis = next((a for a in ways if a is not None), None)
+            if axis is None and self._conserving and (output.ndim > 0 or output.requires_grad):
+                raise BatchLost(
+                    f"{_name(base)}{_where()} mixes or moves the batch in a way that cannot be followed: pass one sample at a time."
+                )
+        meta["output"] = axis
+        self._mark(output, axis, planned.nonnegative, planned.attention)
+        return output
+
+    def _without_rule(self, func: Any, args: Any, kwargs: Any, alive: list[Tensor]) -> Any:
+        if func in structural.STRUCTURAL:
+            return self._structural(func, args, kwargs, alive)
+        inner = _opened(func)
+        if inner is not None:
+            with self:
+                return inner(*args, **kwargs)
+        if func in _WRITING:
+            self._keeper.about_to_write(args[0])
+        result = func(*args, **kwargs)
+        outputs = [t for t in _tensors((result,)) if t.requires_grad]
+        if func in _WRITING and args[0].requires_grad:
+            outputs.append(args[0])
+        if not outputs:
+            return result
+        if self._unknown != "gradient":
+            raise UnsupportedOperation(
+                f"{_name(func)}{_where()} has no rule: register one with abslrp.register_operation, or pass unknown='gradient'."
+            )
+        if self._meter is not None:
+            self._meter.coverage.by_gradient[_name(func)] += 1
+        self._follow(func, args, kwargs, alive, outputs)
+        return result
+
+    def _structural(self, func: Any, args: Any, kwargs: Any, alive: list[Tensor]) -> Any:
+        if func in _WRITING:
+            self._keeper.about_to_write(args[0])
+        result = func(*args, **kwargs)
+        if self._meter is not None:
+            self._meter.coverage.structural_functions[_name(func)] += 1
+        outputs = [t for t in _tensors((result,)) if t.requires_grad]
+        if func is Tensor.__setitem__ and args[0].requires_grad:
+            outputs = [args[0]]
+        self._follow(func, args, kwargs, alive, outputs)
+        return result
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, alive: list[Tensor], outputs: list[Tensor]) -> None:
+        """Tell the outputs of a function that moved elements what is known of its inputs."""
+        axes: list[Axis | None] = [None] * len(outputs)
+        for source in alive if self.batch > 1 else ():
+            axis = self._state(source).axis
+            if axis is not None and None in axes:
+                found = structural.follow(func, args, kwargs, source, axis, outputs, self.batch)
+                axes = [old or new for old, new in zip(axes, found, strict=True)]
+        sign = func in structural.SIGN_KEEPING and all(
+            self.nonnegative(t) for t in _tensors((args, kwargs)) if t.is_floating_point()
+        )
+        attention = any(self._state(t).attention for t in alive)
+        for output, axis in zip(outputs, axes, strict=True):
+            self._mark(output, axis, sign, attention)
+
+    # ------------------------------------------------------------ what is known of tensors
+
+    @staticmethod
+    def _mark(tensor: Tensor, axis: Axis | None, nonnegative: bool, attention: bool) -> None:
+        tensor._abslrp = State(axis, nonnegative, attention, tensor._version)  # type: ignore[attr-defined]
+
+    def _state(self, tensor: Tensor, func: Any = None) -> State:
+        state = getattr(tensor, "_abslrp", None)
+        if isinstance(state, State):
+            return state
+        # a leaf is an input; a module's backward hooks wrap tensors in an identity
+        known = (
+            tensor.grad_fn is None
+            or any(tensor is x for x in self._inputs)
+            or "BackwardHook" in type(tensor.grad_fn).__name__
+        )
+        if not known and self._unknown != "gradient":
+            raise UnsupportedOperation(
+                f"{_name(func) if func else 'a function'}{_where()} got a tensor made by {type(tensor.grad_fn).__name__}, which the engine did not see "
+                "(a custom autograd function, scripted or compiled code): replace it by torch functions, or pass unknown='gradient'."
+            )
+        if not self.batch:
+            self.watch(tensor)
+        return State(fits(Axis(0, 1), tensor.shape, self.batch), False, False, -1)
+
+
+def _norms(maps: Tensor) -> Tensor:
+    """L1 norms per sample, shaped to divide the maps."""
+    return maps.abs().flatten(1).sum(1).reshape(-1, *[1] * (maps.ndim - 1))
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, Tensor):
+            yield item
+        elif isinstance(item, (tuple, list, dict)):
+            yield from _tensors(item)
+
+
+def _name(func: Any) -> str:
+    return (
+        str(resolve_name(func) or getattr(func, "__name__", func))
+        .replace("torch._C._nn.", "torch.nn.functional.")
+        .replace("torch.functional.", "torch.")
+    )
+
+
+def _where() -> str:
+    path = module_path()
+    return f" in {path}" if path else ""
+
+
+@lru_cache(maxsize=None)
+def _inplace_signature(func: Any) -> inspect.Signature | None:
+    if not isinstance(func, FunctionType):
+        return None
+    signature = inspect.signature(func)
+    return signature if "inplace" in signature.parameters else None
+
+
+def _out_of_place(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Tensor | None, tuple[Any, ...], dict[str, Any]]:
+    """The function that computes the same without writing, what it would have written to, and its arguments."""
+    if func in structural.STRUCTURAL:
+        return func, None, args, kwargs
+    signature = _inplace_signature(func)
+    if signature is not None:
+        bound = signature.bind(*args, **kwargs).arguments
+        written = next(iter(bound.values())) if bound.pop("inplace", False) else None
+        first = next(iter(bound))
+        return func, written, (bound.pop(first),), {k: v for k, v in bound.items() if not k.startswith("_")}
+    if kwargs.get("out") is not None:
+        rest = {k: v for k, v in kwargs.items() if k != "out"}
+        return func, kwargs["out"], args, rest
+    twin = _IN_PLACE.get(func)
+    return (func, None, args, kwargs) if twin is None else (twin, args[0], args, kwargs)
+
+
+@lru_cache(maxsize=None)
+def _opened(func: Any) -> Callable[..., Any] | None:
+    """A Python function of torch that is made of other torch functions, without the gate at its entrance that would send it
+    back to the engine; None for what is no such function."""
+    if not isinstance(func, FunctionType) or "handle_torch_function" not in func.__code__.co_names:
+        return None
+    gates = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    names = {**func.__globals__, **{gate: lambda *_: False for gate in gates}}
+    inner = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    inner.__kwdefaults__ = func.__kwdefaults__
+    return inner

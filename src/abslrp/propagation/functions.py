@@ -1,0 +1,112 @@
+"""The autograd function that stands in for an operation: its forward is the operation, its backward asks the rule."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from abslrp.propagation.axes import Axis
+from abslrp.propagation.conservation import Conserve
+from abslrp.propagation.kinds import Kind
+from abslrp.propagation.rules import Call, Steps
+
+
+@dataclass(frozen=True)
+class Planned:
+    """An operation as the table of operations describes it, before it runs.
+
+    ``inputs`` are the tensors that take relevance, ``compute`` runs the operation itself, ``follow`` tells where the batch
+    lies in the output, given the axis in an input, the number of that input, its shape and the output's.
+    """
+
+    kind: Kind
+    inputs: tuple[Tensor, ...]
+    compute: Callable[[], Tensor]
+    follow: Callable[[Axis, int, Sequence[int], Sequence[int]], Axis | None]
+    nonnegative: bool = False
+    attention: bool = False
+
+
+class Host(Protocol):
+    """What the backward needs of the engine."""
+
+    batch: int
+    conserve: Conserve
+    last_pass: bool
+
+    def rule(self, kind: Kind, call: Call) -> Steps: ...
+    def measured(self, record: int, R: Tensor, maps: Sequence[Tensor]) -> None: ...
+
+
+class Kept:
+    """Tensors kept for the backward. Held by reference; cloned by :class:`Keeper` just before someone writes over them."""
+
+    __slots__ = ("__weakref__", "tensors")
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors: list[Tensor] = list(tensors)
+
+
+class Keeper:
+    """Knows who keeps which memory, so that in-place operations never change what a rule will see."""
+
+    def __init__(self) -> None:
+        self._by_storage: dict[int, list[weakref.ref[Kept]]] = {}
+
+    def keep(self, tensors: Sequence[Tensor]) -> Kept:
+        kept = Kept([t.detach() for t in tensors])
+        reference = weakref.ref(kept)
+        for tensor in kept.tensors:
+            self._by_storage.setdefault(_storage(tensor), []).append(reference)
+        return kept
+
+    def about_to_write(self, target: Tensor) -> None:
+        """Give every keeper of this memory a copy of its own."""
+        place = _storage(target)
+        for reference in self._by_storage.pop(place, ()):
+            kept = reference()
+            if kept is not None:
+                kept.tensors = [t.clone() if _storage(t) == place else t for t in kept.tensors]
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+class Relevance(torch.autograd.Function):
+    """Forward: the operation. Backward: R at the output to r at the inputs, by rule and conservation.
+
+    Rules compute in float32 at least: in half precision 1/(|h| + ε) would overflow.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, host: Host, planned: Planned, keeper: Keeper, meta: dict[str, Any], *inputs: Tensor
+    ) -> Tensor:
+        output = planned.compute()
+        ctx.host, ctx.kind, ctx.meta = host, planned.kind, meta
+        ctx.kept = keeper.keep((*inputs, output))
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, R: Tensor) -> tuple[Any, ...]:
+        host, meta = ctx.host, ctx.meta
+        *inputs, output = (_wide(t) for t in ctx.kept.tensors)
+        maps: tuple[Tensor, ...] = (_wide(R),)
+        steps = host.rule(ctx.kind, Call(inputs, meta["nonnegative"], output))
+        for number, step in enumerate(steps):
+            axes = meta["inputs"] if number == len(steps) - 1 else (meta["output"],)
+            maps = host.conserve(step, maps[0], meta["output"], axes, host.batch)
+        host.measured(meta["record"], R, maps)
+        if host.last_pass:
+            ctx.kept.tensors = []
+        return (None, None, None, None, *maps)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

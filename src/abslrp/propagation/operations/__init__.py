@@ -1,0 +1,6 @@
+"""From torch callables to operation kinds; importing this fills the table."""
+
+from abslrp.propagation.operations import composite, elementwise, norms, products, reductions
+from abslrp.propagation.operations.table import OPERATIONS, STOPPED
+
+__all__ = ["OPERATIONS", "STOPPED", "composite", "elementwise", "norms", "products", "reductions"]

@@ -1,0 +1,121 @@
+"""Functions that only move, copy, select or cast elements: their gradient is the right transport of relevance.
+
+For each the place of the batch in the output is known, by one of four ways to follow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from abslrp.propagation import axes
+from abslrp.propagation.axes import Axis
+
+Follow = Callable[[Axis, Tensor, Any, Callable[..., Any], tuple[Any, ...], dict[str, Any], int], list[Axis | None]]
+
+
+def named(names: str, *places: Any) -> set[Callable[..., Any]]:
+    """The functions of these names in torch, torch.Tensor (also as in-place forms) and torch.nn.functional."""
+    found = set()
+    for name in names.split():
+        for place in places or (torch, Tensor, F):
+            for form in (name, f"{name}_"):
+                function = getattr(place, form, None)
+                if function is not None:
+                    found.add(getattr(function, "__get__", function) if name in _PROPERTIES else function)
+    return found
+
+
+_PROPERTIES = {"T", "mT", "H", "mH", "real", "imag"}
+
+RESHAPED = named(
+    "view reshape flatten unflatten squeeze unsqueeze ravel view_as reshape_as atleast_1d atleast_2d atleast_3d"
+)
+VIEWED = named(
+    "transpose permute t movedim moveaxis swapaxes swapdims expand expand_as broadcast_to select narrow unbind split "
+    "split_with_sizes chunk tensor_split hsplit vsplit dsplit __getitem__ unfold diagonal rot90 T mT H mH "
+    "unsafe_chunk unsafe_split unsafe_split_with_sizes"
+)
+LEFT_ALIGNED = {F.fold, F.unfold} | named("pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle")
+STACKED = named("stack")
+KEPT = named(
+    "contiguous clone to float double half bfloat16 type type_as cpu cuda alias "
+    "cat concat concatenate hstack vstack dstack column_stack roll flip fliplr flipud pad dropout dropout1d dropout2d dropout3d "
+    "alpha_dropout feature_dropout feature_alpha_dropout masked_fill where gather take_along_dim index_select index_copy "
+    "index_fill index_put masked_select masked_scatter scatter take repeat tile repeat_interleave tril triu diag diag_embed "
+    "select_scatter slice_scatter diagonal_scatter block_diag combinations cartesian_prod meshgrid broadcast_tensors "
+    "requires_grad __setitem__ copy sort topk kthvalue resolve_conj resolve_neg pin_memory fill zero fill_diagonal "
+    "as_strided msort rename refine_names align_to put __deepcopy__ flatten_dense_tensors argwhere nan_to_num "
+    "view_as_real view_as_complex real imag new_tensor grid_sampler_indices identity"
+)
+STRUCTURAL = RESHAPED | VIEWED | LEFT_ALIGNED | STACKED | KEPT
+
+# Functions whose output keeps the sign of their input, so that "known to be ≥ 0" survives them.
+SIGN_KEEPING = (
+    RESHAPED
+    | VIEWED
+    | LEFT_ALIGNED
+    | STACKED
+    | named(
+        "contiguous clone cat concat concatenate roll flip dropout dropout2d gather index_select repeat repeat_interleave to float"
+    )
+)
+
+
+def follow(
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    source: Tensor,
+    axis: Axis,
+    outputs: Sequence[Tensor],
+    batch: int,
+) -> list[Axis | None]:
+    """The batch's axis in each output of a structural function that got ``source``."""
+    shape = source.shape
+    if func in RESHAPED:
+        return [axes.reshaped(axis, shape, out.shape, batch) for out in outputs]
+    if func in VIEWED:
+        found = _viewed(func, args, kwargs, source, axis)
+        if found is not None and len(found) == len(outputs) and all(found):
+            return [axes.fits(a, out.shape, batch) for a, out in zip(found, outputs, strict=True)]
+    if func in LEFT_ALIGNED:
+        moved: Iterable[Axis | None] = (axes.in_place_of(axis, shape, out.shape) for out in outputs)
+    elif func in STACKED:
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else 0) % (source.ndim + 1)
+        moved = [Axis(axis.dim + (dim <= axis.dim), axis.inner)] * len(outputs)
+    else:
+        moved = [axes.aligned(axis, shape, out.shape) for out in outputs]
+    return [_whole(a, axis, shape, out.shape, batch) for a, out in zip(moved, outputs, strict=True)]
+
+
+def _whole(moved: Axis | None, axis: Axis, old: Sequence[int], new: Sequence[int], batch: int) -> Axis | None:
+    moved = axes.fits(moved, new, batch)
+    same = moved is not None and (moved.inner != axis.inner or new[moved.dim] == old[axis.dim])
+    return moved if same else None
+
+
+def _viewed(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], source: Tensor, axis: Axis
+) -> list[Axis | None] | None:
+    if any(isinstance(i, Tensor) for i in _indices(args[1:])):
+        return None
+    swap = lambda probe: func(
+        *(probe if a is source else a for a in args), **{k: probe if v is source else v for k, v in kwargs.items()}
+    )  # noqa: E731
+    try:
+        return axes.viewed(axis, source, swap)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _indices(args: Iterable[Any]) -> Iterable[Any]:
+    for item in args:
+        if isinstance(item, (tuple, list)):
+            yield from item
+        else:
+            yield item

@@ -1,0 +1,1 @@
+"""Slow, obvious references for every propagation rule, written from the specification alone."""
