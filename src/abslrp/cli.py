@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,7 +65,9 @@ def _root(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     if version:
-        print(f"abslrp {metadata.version('abslrp')}")
+        import abslrp
+
+        print(f"abslrp {abslrp.__version__}")
     elif context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -122,10 +123,10 @@ def explain(
 @app.command()
 def methods() -> None:
     """List the methods that can explain, with their options."""
-    import abslrp
+    from abslrp import registry
     from abslrp.reporting.tables import method_table
 
-    Console().print(method_table(abslrp.methods()))
+    Console().print(method_table(registry.methods()))
 
 
 @app.command()

@@ -37,7 +37,7 @@ TOY_NETWORKS = (
 
 def double(value: Any) -> Tensor:
     """A detached float64 tensor of any tensor, number or nested sequence."""
-    return torch.as_tensor(value).detach().to(torch.float64)
+    return torch.as_tensor(value, dtype=torch.float64).detach()
 
 
 def sign(h: Tensor) -> Tensor:

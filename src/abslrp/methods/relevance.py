@@ -59,7 +59,7 @@ def propagated(query: Query, ruleset: str, options: dict[str, Any]) -> Answer:
     return Answer(maps, targets, outputs.detach())
 
 
-def _register(name: str, description: str, citation: str) -> None:
+def _register(name: str, description: str, citation: str, **defaults: Any) -> None:
     register_method(
         Method(
             name=name,
@@ -67,10 +67,17 @@ def _register(name: str, description: str, citation: str) -> None:
             family="relevance propagation",
             citation=citation,
             run=lambda query, **options: propagated(query, name, options),
-            options={**DEFAULTS, **RULESETS[name].defaults},
+            options={**DEFAULTS, **RULESETS[name].defaults, **defaults},
         )
     )
 
 
 _register("abslrp", "positive contributions over the absolute output, contrastive start (the paper's)", PAPER)
-_register("abslrp-agree", "contributions that agree with the output's sign, two-pass start (ours, sharper on transformers)", f"this library, after {PAPER}")
+# A logit's sign says nothing (softmax does not change when all logits are shifted), so at the head evidence for a class is what
+# raises its logit, also where the logit is negative.
+_register(
+    "abslrp-agree",
+    "contributions that agree with the output's sign, two-pass start (ours, sharper on transformers)",
+    f"this library, after {PAPER}",
+    head="positive",
+)

@@ -25,8 +25,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "contributions": tuple(CONTRIBUTIONS),
     "attention": ATTENTION,
     "unknown": ("error", "gradient"),
+    "head": ("same", "positive"),
 }
-DEFAULTS: dict[str, Any] = {"pooling": "winner", "attention": "all", "eps": 1e-9, "unknown": "error"}
+DEFAULTS: dict[str, Any] = {"pooling": "winner", "attention": "all", "eps": 1e-9, "unknown": "error", "head": "same"}
 
 
 def settle(ruleset: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +51,8 @@ def propagate(ruleset: str = "abslrp", *, measure: bool = True, **options: Any) 
     """The engine itself, as a context in which any model carries relevance.
 
     Options: ``conserve`` sign, joint, each or none; ``contributions`` positive or agreeing; ``pooling`` winner or weighted;
-    ``attention`` all, values or queries-keys; ``eps``; ``unknown`` error or gradient; ``start``, the default of ``relevance``.
+    ``attention`` all, values or queries-keys; ``eps``; ``unknown`` error or gradient; ``start``, the default of ``relevance``;
+    ``head`` same or positive, the contributions counted at the operation that makes the outputs.
 
     >>> import torch
     >>> model, x = torch.nn.Linear(2, 2, bias=False), torch.tensor([[1.0, 2.0]])

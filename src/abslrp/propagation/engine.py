@@ -212,8 +212,8 @@ class Propagation(TorchFunctionMode):
     def is_attention(self, value: Any) -> bool:
         return isinstance(value, Tensor) and self._state(value).attention
 
-    def rule(self, kind: Kind, call: Call) -> Steps:
-        return self._rules[kind.kind](kind, call, self._eps)
+    def rule(self, kind: Kind, call: Call, head: bool) -> Steps:
+        return (self._head if head else self._rules)[kind.kind](kind, call, self._eps)
 
     def measured(self, record: int, R: Tensor, maps: Sequence[Tensor]) -> None:
         if self._meter is not None:
@@ -279,6 +279,7 @@ class Propagation(TorchFunctionMode):
         meta: dict[str, Any] = {
             "nonnegative": [self.nonnegative(x) for x in planned.inputs],
             "inputs": tuple(s.axis for s in states),
+            "head": False,
             "record": 0 if self._meter is None else self._meter.layer(module_path(), _name(base), planned.kind.kind),
         }
         output: Tensor = Relevance.apply(self, planned, self._keeper, meta, *planned.inputs)
@@ -375,6 +376,21 @@ class Propagation(TorchFunctionMode):
         return State(fits(Axis(0, 1), tensor.shape, self.batch), False, False, -1)
 
 
+def _mark_head(outputs: Tensor) -> None:
+    """Tell the operations that make the outputs, down to the first linear ones, that they are the model's head."""
+    nodes = [outputs.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        meta = getattr(node, "meta", None)
+        if isinstance(meta, dict) and "head" in meta:
+            if meta["head"]:
+                continue
+            meta["head"] = True
+            if node.kind.kind in ("affine", "product", "norm"):  # type: ignore[union-attr]
+                continue
+        nodes.extend(parent for parent, _ in getattr(node, "next_functions", ()) if parent is not None)
+
+
 def _norms(maps: Tensor) -> Tensor:
     """L1 norms per sample, shaped to divide the maps."""
     return maps.abs().flatten(1).sum(1).reshape(-1, *[1] * (maps.ndim - 1))
@@ -403,7 +419,7 @@ def _where() -> str:
 
 @lru_cache(maxsize=None)
 def _inplace_signature(func: Any) -> inspect.Signature | None:
-    if not isinstance(func, FunctionType):
+    if not isinstance(func, FunctionType) or "inplace" not in func.__code__.co_varnames:
         return None
     signature = inspect.signature(func)
     return signature if "inplace" in signature.parameters else None

@@ -39,7 +39,7 @@ class Host(Protocol):
     conserve: Conserve
     last_pass: bool
 
-    def rule(self, kind: Kind, call: Call) -> Steps: ...
+    def rule(self, kind: Kind, call: Call, head: bool) -> Steps: ...
     def measured(self, record: int, R: Tensor, maps: Sequence[Tensor]) -> None: ...
 
 
@@ -98,7 +98,7 @@ class Relevance(torch.autograd.Function):
         host, meta = ctx.host, ctx.meta
         *inputs, output = (_wide(t) for t in ctx.kept.tensors)
         maps: tuple[Tensor, ...] = (_wide(R),)
-        steps = host.rule(ctx.kind, Call(inputs, meta["nonnegative"], output))
+        steps = host.rule(ctx.kind, Call(inputs, meta["nonnegative"], output), meta["head"])
         for number, step in enumerate(steps):
             axes = meta["inputs"] if number == len(steps) - 1 else (meta["output"],)
             maps = host.conserve(step, maps[0], meta["output"], axes, host.batch)

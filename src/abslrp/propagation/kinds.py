@@ -65,12 +65,14 @@ class LinearMap:
 class Linear:
     """h = Σ-of-products in each input, plus a constant bias: convolutions, products, pooling, sums over dimensions.
 
-    ``maps`` gives one map per input that takes relevance; with two of them each is the weight of the other.
+    ``maps`` gives one map per input that takes relevance; with two of them each is the weight of the other, and both have the
+    same terms, unless a third factor is summed into the weights (``alike`` False).
     """
 
     maps: Callable[[Sequence[Tensor]], list[LinearMap]]
     bias: Tensor | None = None
     kind: str = "affine"
+    alike: bool = True
 
 
 @dataclass(frozen=True)

@@ -65,9 +65,7 @@ def linear_positive(op: Linear, call: Call, eps: float) -> Steps:
     def columns() -> Tensor:
         if len(maps) == 1 and (call.nonnegative[0] or maps[0].nonnegative):
             return maps[0].positive().apply(call.inputs[0].clamp(min=0)) / size
-        # Σ_i (x_i w_ij)⁺ = (Σ_i x_i w_ij + Σ_i |x_i w_ij|) / 2, the same for each input of a product
-        absolute = maps[0].absolute().apply(call.inputs[0].abs())
-        return (0.5 * len(maps)) * (_without_bias(op, h) + absolute).clamp(min=0) / size
+        return _halves(op, call, maps, _without_bias(op, h)) / size
 
     return [Transport(pull, columns)]
 
@@ -85,6 +83,15 @@ def _without_bias(op: Linear, h: Tensor) -> Tensor:
     return h if op.bias is None else h - op.bias.to(h.dtype)
 
 
+def _halves(op: Linear, call: Call, maps: Sequence[LinearMap], signed: Tensor) -> Tensor:
+    """Σ_i (x_i w_ij)⁺ = ½ (Σ_i x_i w_ij + Σ_i |x_i w_ij|), over all inputs; inputs of a product share their terms."""
+    pairs = list(zip(maps, call.inputs, strict=True))
+    if op.alike:
+        m, x = pairs[0]
+        return (0.5 * len(pairs)) * (signed + m.absolute().apply(x.abs())).clamp(min=0)
+    return torch.stack([0.5 * (signed + m.absolute().apply(x.abs())).clamp(min=0) for m, x in pairs]).sum(0)
+
+
 def linear_agreeing(op: Linear, call: Call, eps: float) -> Steps:
     """r_i = Σ_j (x_i w_ij σ_j)⁺ / (|h_j| + ε) · R_j  =  ½ [|x| · (|W|ᵀ s) + x · (Wᵀ (σ s))]."""
     h, maps = call.output, op.maps(call.inputs)
@@ -98,8 +105,7 @@ def linear_agreeing(op: Linear, call: Call, eps: float) -> Steps:
         )
 
     def columns() -> Tensor:
-        absolute = maps[0].absolute().apply(call.inputs[0].abs())
-        return (0.5 * len(maps)) * (sigma * _without_bias(op, h) + absolute).clamp(min=0) / size
+        return _halves(op, call, maps, sigma * _without_bias(op, h)) / size
 
     return [Transport(pull, columns)]
 

@@ -53,9 +53,10 @@ def class_slug(index: int, class_names: Sequence[str] | None) -> str:
     ('egyptian-cat', 'crane-2')
     """
     slug = _slug(class_label(index, class_names))
-    if class_names is not None and sum(_slug(name) == slug for name in class_names) > 1:
-        slug = f"{slug}-{index}"
-    return slug or f"class-{index}"
+    if not slug:
+        return f"class-{index}"
+    shared = class_names is not None and sum(_slug(name) == slug for name in class_names) > 1
+    return f"{slug}-{index}" if shared else slug
 
 
 def write_explanation(

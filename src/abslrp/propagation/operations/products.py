@@ -165,7 +165,7 @@ def bilinear(e: Engine, run: Run, input1: Tensor, input2: Tensor, weight: Tensor
         return [contract._with(left(input2.detach()) if e.live(input1) else right(input1.detach()))]
 
     lives = tuple(t for t in (input1, input2) if e.live(t))
-    return Planned(Linear(maps, bias, "product" if both else "affine"), lives, run, _linear_rows)
+    return Planned(Linear(maps, bias, "product" if both else "affine", alike=False), lives, run, _linear_rows)
 
 
 def _convolution(
