@@ -114,3 +114,21 @@ def viewed(axis: Axis, source: Tensor, view: Callable[[Tensor], Any]) -> list[Ax
         whole = len(dims) == 1 and output.shape[dims[0]] == source.shape[axis.dim]
         found.append(Axis(dims[0], axis.inner) if whole else None)
     return found
+
+
+def read(numbers: Tensor, batch: int) -> Axis | None:
+    """The axis of a tensor whose elements are the numbers of their samples; None where they lie in no such order.
+
+    >>> read(torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1]]), 2)
+    Axis(dim=1, inner=2)
+    """
+    for dim in range(numbers.ndim):
+        line = numbers[tuple(slice(None) if d == dim else 0 for d in range(numbers.ndim))] if numbers.numel() else numbers.new_empty(0)
+        other = (line != 0).nonzero()
+        if not len(other):
+            continue
+        axis = Axis(dim, int(other[0]))
+        places = torch.arange(len(line), device=line.device)
+        wanted = (places // max(axis.inner, 1) % batch).to(numbers.dtype).reshape([-1 if d == dim else 1 for d in range(numbers.ndim)])
+        return fits(axis, numbers.shape, batch) if bool((numbers == wanted).all()) else None
+    return None

@@ -34,8 +34,8 @@ class Row:
 class Coverage:
     """Which operations had a rule, what was structural, what was passed by gradient, and what each kind did to relevance.
 
-    ``lost_elsewhere`` is relevance that no rule lost: what stopped at class tokens, masks and cropped borders, and what
-    cancelled where branches met (negative where branches met without cancelling, which is never).
+    ``lost_elsewhere`` is relevance that no rule lost: what stopped at class tokens, masks and cropped borders, and what of
+    opposite sign met and cancelled, as in any contrastive start.
     """
 
     layers: list[Layer] = field(default_factory=list)
@@ -89,11 +89,12 @@ class Meter:
     def begin(self, start: Tensor) -> None:
         self._masses, self._start = [], mass(start)
 
-    def passed(self, layer: int, R: Tensor, maps: tuple[Tensor, ...]) -> None:
-        self._masses.append((layer, mass(R), torch.stack([mass(m) for m in maps]).sum()))
+    def passed(self, layer: int, R: Tensor, change: Tensor) -> None:
+        before = mass(R)
+        self._masses.append((layer, before, before + change))
 
-    def end(self, maps: tuple[Tensor, ...]) -> None:
-        self._end = torch.stack([mass(m) for m in maps]).sum()
+    def end(self, arrived: Tensor) -> None:
+        self._end = mass(arrived)
 
     def read(self) -> Coverage:
         if self._start is None or self._end is None:

@@ -110,6 +110,7 @@ class Propagation(TorchFunctionMode):
         self.conserve = CONSERVATIONS[conserve]
         self.attention, self._unknown, self._start = attention, unknown, start
         self._meter = Meter() if measure else None
+        self.measuring = measure
         self._keeper = Keeper()
         self._inputs: list[Tensor] = []
         self._lent: list[Tensor] = []
@@ -187,7 +188,7 @@ class Propagation(TorchFunctionMode):
                 "no relevance reached x: the outputs do not depend on it, or every way to it stops at a constant."
             )
         if self._meter is not None:
-            self._meter.end((r,))
+            self._meter.end(r)
         r = r if r.dtype == torch.float64 else r.float()
         return r / factor
 
@@ -215,9 +216,9 @@ class Propagation(TorchFunctionMode):
     def rule(self, kind: Kind, call: Call, head: bool) -> Steps:
         return (self._head if head else self._rules)[kind.kind](kind, call, self._eps)
 
-    def measured(self, record: int, R: Tensor, maps: Sequence[Tensor]) -> None:
+    def measured(self, record: int, R: Tensor, change: Tensor) -> None:
         if self._meter is not None:
-            self._meter.passed(record, R, tuple(maps))
+            self._meter.passed(record, R, change)
 
     # ------------------------------------------------------------ every torch function comes here
 

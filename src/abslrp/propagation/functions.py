@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from abslrp.propagation.axes import Axis
-from abslrp.propagation.conservation import Conserve
+from abslrp.propagation.conservation import Conserve, each
+from abslrp.propagation.coverage import mass
 from abslrp.propagation.kinds import Kind
-from abslrp.propagation.rules import Call, Steps
+from abslrp.propagation.rules import Call, Steps, Transport
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,10 @@ class Host(Protocol):
     batch: int
     conserve: Conserve
     last_pass: bool
+    measuring: bool
 
     def rule(self, kind: Kind, call: Call, head: bool) -> Steps: ...
-    def measured(self, record: int, R: Tensor, maps: Sequence[Tensor]) -> None: ...
+    def measured(self, record: int, R: Tensor, change: Tensor) -> None: ...
 
 
 class Kept:
@@ -99,13 +101,29 @@ class Relevance(torch.autograd.Function):
         *inputs, output = (_wide(t) for t in ctx.kept.tensors)
         maps: tuple[Tensor, ...] = (_wide(R),)
         steps = host.rule(ctx.kind, Call(inputs, meta["nonnegative"], output), meta["head"])
+        change = torch.zeros((), device=R.device)
         for number, step in enumerate(steps):
             axes = meta["inputs"] if number == len(steps) - 1 else (meta["output"],)
-            maps = host.conserve(step, maps[0], meta["output"], axes, host.batch)
-        host.measured(meta["record"], R, maps)
+            handed: list[Tensor] = []
+            before = maps[0]
+            maps = host.conserve(_metered(step, handed) if host.measuring else step, before, meta["output"], axes, host.batch)
+            if host.measuring:
+                change = change + (handed[0] if host.conserve is not each else sum(map(mass, maps))) - mass(before)
+        if host.measuring:
+            host.measured(meta["record"], R, change)
         if host.last_pass:
             ctx.kept.tensors = []
         return (None, None, None, None, *maps)
+
+
+def _metered(step: Transport, handed: list[Tensor]) -> Transport:
+    """The same step, telling how much it hands out before contributions of opposite sign cancel at an input."""
+
+    def pull(R: Tensor) -> tuple[Tensor, ...]:
+        handed.append(mass(R * step.columns()))
+        return step.pull(R)
+
+    return Transport(pull, step.columns)
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -40,6 +40,14 @@ class Call:
 Steps = list[Transport]
 
 
+def cleaned(total: Tensor, size: Tensor) -> Tensor:
+    """A sum of terms that cancel, with rounding noise taken for the 0 it stands for; ``size`` is the terms' absolute sum.
+
+    Noise must be 0 because conservation would scale it up to the whole relevance where nothing else is left.
+    """
+    return torch.where(total.abs() <= 8 * torch.finfo(total.dtype).eps * size, 0.0, total)
+
+
 def diagonal(factor: Tensor, like: Tensor) -> Transport:
     """An elementwise step r = m · R, summed over the places a broadcast input went to."""
     return Transport(lambda R: ((factor * R).sum_to_size(like.shape),), factor.abs)
@@ -87,9 +95,10 @@ def _halves(op: Linear, call: Call, maps: Sequence[LinearMap], signed: Tensor) -
     """Σ_i (x_i w_ij)⁺ = ½ (Σ_i x_i w_ij + Σ_i |x_i w_ij|), over all inputs; inputs of a product share their terms."""
     pairs = list(zip(maps, call.inputs, strict=True))
     if op.alike:
-        m, x = pairs[0]
-        return (0.5 * len(pairs)) * (signed + m.absolute().apply(x.abs())).clamp(min=0)
-    return torch.stack([0.5 * (signed + m.absolute().apply(x.abs())).clamp(min=0) for m, x in pairs]).sum(0)
+        pairs = pairs[:1]
+    absolutes = [m.absolute().apply(x.abs()) for m, x in pairs]
+    halves = [0.5 * cleaned(signed + a, a).clamp(min=0) for a in absolutes]
+    return halves[0] * len(maps) if op.alike else torch.stack(halves).sum(0)
 
 
 def linear_agreeing(op: Linear, call: Call, eps: float) -> Steps:
@@ -139,8 +148,9 @@ def sum_agreeing(op: Sum, call: Call, eps: float) -> Steps:
 def _smooth(op: Smooth, call: Call, eps: float, sigma: Tensor | float) -> Steps:
     x = call.inputs[0]
     steep = x.abs() * op.slope(x.abs())
-    slope = steep + sigma * (steep if call.nonnegative[0] else x * op.slope(x))
-    return [diagonal(torch.nan_to_num(0.5 * slope, posinf=0.0, neginf=0.0) / (call.output.abs() + eps), x)]
+    own = sigma * (steep if call.nonnegative[0] else x * op.slope(x))
+    slope = torch.nan_to_num(cleaned(steep + own, steep.abs() + own.abs()), posinf=0.0, neginf=0.0)
+    return [diagonal(0.5 * slope / (call.output.abs() + eps), x)]
 
 
 def smooth_positive(op: Smooth, call: Call, eps: float) -> Steps:
@@ -159,7 +169,8 @@ def softmax_listing(op: Softmax, call: Call, eps: float) -> Steps:
     masked = h < MASKED
     x = x.masked_fill(masked, 0)
     absolute = torch.softmax(x.abs().masked_fill(masked, -torch.inf), op.dim)
-    factor = 0.5 * (x * h + x.abs() * absolute) / (h.abs() + eps)
+    own, other = x * h, x.abs() * absolute
+    factor = 0.5 * cleaned(own + other, own.abs() + other) / (h.abs() + eps)
     return [diagonal(torch.nan_to_num(factor.masked_fill(masked, 0)), x)]
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 from abslrp.propagation import axes
 from abslrp.propagation.axes import Axis
 
-Follow = Callable[[Axis, Tensor, Any, Callable[..., Any], tuple[Any, ...], dict[str, Any], int], list[Axis | None]]
-
 
 def named(names: str, *places: Any) -> set[Callable[..., Any]]:
     """The functions of these names in torch, torch.Tensor (also as in-place forms) and torch.nn.functional."""
@@ -66,25 +64,26 @@ SIGN_KEEPING = (
 )
 
 
+# Functions that may reorder or repeat the batch: where their arguments do not tell, they are tried on the sample numbers.
+MOVING = named("__getitem__ index_select gather take_along_dim roll flip fliplr flipud rot90 repeat tile repeat_interleave take msort sort topk")
+_ALONG = named("index_select gather take_along_dim roll flip repeat_interleave sort topk")
+
+
 def follow(
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    source: Tensor,
-    axis: Axis,
-    outputs: Sequence[Tensor],
-    batch: int,
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], source: Tensor, axis: Axis, outputs: Sequence[Tensor], batch: int
 ) -> list[Axis | None]:
     """The batch's axis in each output of a structural function that got ``source``."""
     shape = source.shape
+    moved: Iterable[Axis | None]
     if func in RESHAPED:
         return [axes.reshaped(axis, shape, out.shape, batch) for out in outputs]
-    if func in VIEWED:
-        found = _viewed(func, args, kwargs, source, axis)
-        if found is not None and len(found) == len(outputs) and all(found):
-            return [axes.fits(a, out.shape, batch) for a, out in zip(found, outputs, strict=True)]
+    if func in VIEWED and not any(isinstance(i, Tensor) for i in _indices((*args[1:], *kwargs.values()))):
+        found = axes.viewed(axis, source, lambda probe: _on(probe, source, func, args, kwargs))
+        return [axes.fits(a, out.shape, batch) for a, out in zip(found, outputs, strict=True)]
+    if func in MOVING and not (func in _ALONG and _spares(args, kwargs, axis, source.ndim)):
+        return _tried(func, args, kwargs, source, axis, len(outputs), batch)
     if func in LEFT_ALIGNED:
-        moved: Iterable[Axis | None] = (axes.in_place_of(axis, shape, out.shape) for out in outputs)
+        moved = (axes.in_place_of(axis, shape, out.shape) for out in outputs)
     elif func in STACKED:
         dim = kwargs.get("dim", args[1] if len(args) > 1 else 0) % (source.ndim + 1)
         moved = [Axis(axis.dim + (dim <= axis.dim), axis.inner)] * len(outputs)
@@ -99,18 +98,28 @@ def _whole(moved: Axis | None, axis: Axis, old: Sequence[int], new: Sequence[int
     return moved if same else None
 
 
-def _viewed(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], source: Tensor, axis: Axis
-) -> list[Axis | None] | None:
-    if any(isinstance(i, Tensor) for i in _indices(args[1:])):
-        return None
-    swap = lambda probe: func(
-        *(probe if a is source else a for a in args), **{k: probe if v is source else v for k, v in kwargs.items()}
-    )  # noqa: E731
-    try:
-        return axes.viewed(axis, source, swap)
-    except (RuntimeError, NotImplementedError):
-        return None
+def _on(probe: Tensor, source: Tensor, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same call on another tensor."""
+    return func(*(probe if a is source else a for a in args), **{k: probe if v is source else v for k, v in kwargs.items()})
+
+
+def _spares(args: tuple[Any, ...], kwargs: dict[str, Any], axis: Axis, ndim: int) -> bool:
+    """Whether the dimensions that a function names do not hold the batch."""
+    dims = kwargs.get("dim", kwargs.get("dims", args[-1] if len(args) > 1 else None))
+    given = [dims] if isinstance(dims, int) else dims
+    if "dim" not in kwargs and "dims" not in kwargs and len(args) > 1 and isinstance(args[1], int) and any(isinstance(a, Tensor) for a in args[2:]):
+        given = [args[1]]
+    return isinstance(given, (list, tuple)) and all(isinstance(d, int) and d % ndim != axis.dim for d in given)
+
+
+def _tried(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], source: Tensor, axis: Axis, outputs: int, batch: int
+) -> list[Axis | None]:
+    line = torch.arange(source.shape[axis.dim], device=source.device).div(axis.inner, rounding_mode="floor") % batch
+    numbers = line.to(torch.int16).reshape([-1 if d == axis.dim else 1 for d in range(source.ndim)]).expand(source.shape)
+    result = _on(numbers, source, func, args, kwargs)
+    results = [result] if isinstance(result, Tensor) else [r for r in result if r.dtype == torch.int16]
+    return [axes.read(r, batch) for r in results[:outputs]]
 
 
 def _indices(args: Iterable[Any]) -> Iterable[Any]:

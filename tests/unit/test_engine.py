@@ -1,0 +1,367 @@
+"""The engine leaves models alone, meets every form of a function alike, and refuses what it does not know."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import abslrp
+from abslrp.propagation.engine import BatchLost
+
+
+def relevance(function: Callable[[Tensor], Tensor], x: Tensor, **options: Any) -> Tensor:
+    leaf = x.clone().requires_grad_()
+    with abslrp.propagate("abslrp", **options) as p:
+        out = function(leaf.clone())
+    start = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape)
+    return p.relevance(out, leaf, start)
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+C = randn(3, 4, seed=5)
+FORMS: dict[str, list[Callable[[Tensor], Tensor]]] = {
+    "add": [
+        lambda x: x + C, lambda x: C + x, lambda x: torch.add(x, C), lambda x: x.add(C), lambda x: operator.iadd(x, C), lambda x: x.add_(C),
+        lambda x: torch.add(input=x, other=C), lambda x: torch.add(x, C, out=torch.empty_like(x).detach()), lambda x: torch.add(C, x, alpha=1),
+    ],
+    "sub": [lambda x: x - C, lambda x: torch.sub(x, C), lambda x: x.sub_(C), lambda x: operator.isub(x, C), lambda x: torch.subtract(x, C)],
+    "rsub": [lambda x: C - x, lambda x: torch.rsub(x, C), lambda x: torch.sub(C, x)],
+    "scalar rsub": [lambda x: 1 - x, lambda x: torch.rsub(x, 1), lambda x: x.neg().add(1) if False else 1.0 - x],
+    "mul": [lambda x: x * C, lambda x: C * x, lambda x: x.mul_(C), lambda x: torch.multiply(x, C), lambda x: operator.imul(x, C)],
+    "product": [lambda x: x * x.sin(), lambda x: x.mul(x.sin()), lambda x: x.clone().mul_(x.sin()), lambda x: torch.mul(x, other=x.sin())],
+    "div": [lambda x: x / 3, lambda x: x.div_(3), lambda x: torch.div(x, 3), lambda x: torch.true_divide(x, 3), lambda x: operator.itruediv(x, 3)],
+    "relu": [
+        F.relu, torch.relu, lambda x: x.relu(), lambda x: x.relu_(), lambda x: F.relu(x, True), lambda x: F.relu(x, inplace=True),
+        lambda x: F.relu_(x), lambda x: torch.relu_(x), nn.ReLU(), nn.ReLU(inplace=True), lambda x: F.threshold(x, 0, 0, inplace=True),
+    ],
+    "elu": [F.elu, lambda x: F.elu(x, 1.0, True), nn.ELU(inplace=True), lambda x: F.elu_(x), lambda x: F.elu(input=x, alpha=1.0)],
+    "sigmoid": [torch.sigmoid, F.sigmoid, lambda x: x.sigmoid(), lambda x: x.sigmoid_(), nn.Sigmoid(), torch.special.expit],
+    "silu": [F.silu, nn.SiLU(inplace=True), lambda x: F.silu(x, inplace=True)],
+    "hardswish": [F.hardswish, nn.Hardswish(inplace=True)],
+    "clamp": [lambda x: x.clamp(0.1, 2), lambda x: torch.clamp(x, min=0.1, max=2), lambda x: x.clamp_(0.1, 2), lambda x: torch.clip(x, 0.1, 2)],
+    "softmax": [lambda x: x.softmax(-1), lambda x: F.softmax(x, dim=-1), lambda x: torch.softmax(x, -1), nn.Softmax(-1)],
+    "matmul": [lambda x: x @ C.T, lambda x: torch.matmul(x, C.T), lambda x: x.matmul(C.T), lambda x: torch.mm(x, C.T) if x.ndim == 2 else x @ C.T],
+    "linear": [lambda x: F.linear(x, C), lambda x: F.linear(input=x, weight=C, bias=None)],
+    "mean": [lambda x: x.mean(-1), lambda x: torch.mean(x, -1), lambda x: torch.mean(x, dim=[-1]), lambda x: x.mean(dim=-1, keepdim=False)],
+    "sum": [lambda x: x.sum(1), lambda x: torch.sum(x, dim=1), lambda x: torch.einsum("bij->bj", x)],
+    "layer norm": [lambda x: F.layer_norm(x, (4,)), nn.LayerNorm(4, elementwise_affine=False), lambda x: F.layer_norm(x, normalized_shape=[4])],
+    "lerp": [lambda x: torch.lerp(C, x, 0.3), lambda x: C.lerp(x, 0.3)],
+    "addcmul": [lambda x: torch.addcmul(C, x, x.cos(), value=0.5), lambda x: C.addcmul(x, x.cos(), value=0.5), lambda x: C + (x * x.cos()) * 0.5],
+    "glu": [lambda x: F.glu(x, -1), lambda x: x[..., :2] * x[..., 2:].sigmoid()],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_of_a_function_gives_the_same(name: str) -> None:
+    x = randn(2, 3, 4)
+    reference = relevance(FORMS[name][0], x)
+    assert reference.abs().sum() > 0
+    for form in FORMS[name][1:]:
+        torch.testing.assert_close(relevance(form, x), reference)
+
+
+class InPlace(nn.Module):
+    """Writes over what earlier rules still need, in every way torch allows."""
+
+    def __init__(self, careful: bool) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4 * 6 * 6, 3)
+        self.careful = careful
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        if self.careful:
+            y = F.relu(y)
+            z = y + 0.5
+            z = z * 2
+            z = torch.cat([torch.zeros_like(z[:, :1]), z[:, 1:]], 1)
+            z = F.leaky_relu(z.flatten(1), 0.2)
+        else:
+            F.relu_(y)
+            z = y
+            z += 0.5
+            z.mul_(2)
+            z[:, 0] = 0
+            z = z.flatten(1)
+            F.leaky_relu(z, 0.2, inplace=True)
+        return self.head(z)
+
+
+def test_in_place_operations_change_nothing() -> None:
+    careful, careless = InPlace(True).eval(), InPlace(False).eval()
+    careless.load_state_dict(careful.state_dict())
+    x = torch.randn(2, 3, 8, 8)
+    before = x.clone()
+    a, b = abslrp.explain(careful, x), abslrp.explain(careless, x)
+    torch.testing.assert_close(a.maps, b.maps)
+    torch.testing.assert_close(a.outputs, b.outputs)
+    assert torch.equal(x, before)
+
+
+def test_input_written_in_place_is_left_as_it_was() -> None:
+    x = torch.rand(2, 4)
+    before = x.clone()
+    a = abslrp.explain(lambda v: v.sub_(0.5) @ torch.ones(4, 2), x)
+    assert torch.equal(x, before)
+    assert a.maps.abs().sum() > 0
+
+
+def snapshot(model: nn.Module) -> list[Any]:
+    state = []
+    for name, module in model.named_modules():
+        attributes = {k: id(v) for k, v in vars(module).items() if k not in ("_parameters", "_buffers", "_modules")}
+        hooks = [dict(getattr(module, h)) for h in vars(module) if h.endswith("_hooks")]
+        state.append((name, module.training, attributes, hooks))
+    tensors = [(k, v.clone(), v.requires_grad, v.grad) for k, v in [*model.named_parameters(), *model.named_buffers()]]
+    return [state, tensors]
+
+
+def same(a: list[Any], b: list[Any]) -> bool:
+    return a[0] == b[0] and all(
+        k == n and torch.equal(v, w) and r == q and g is h for (k, v, r, g), (n, w, q, h) in zip(a[1], b[1], strict=True)
+    )
+
+
+class Breaks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+        self.fail = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.first(x)))
+        if self.fail:
+            raise RuntimeError("in the middle")
+        return self.last(x)
+
+
+def test_model_gradients_and_random_state_are_left_as_found() -> None:
+    model = Breaks().eval()
+    model.first.register_forward_hook(lambda *_: None)
+    before, state = snapshot(model), torch.get_rng_state()
+    for options in ({}, {"at": "norm"}, {"method": "abslrp-agree"}):
+        abslrp.explain(model, torch.zeros(2, 4) + 1, **options)
+        assert same(before, snapshot(model))
+    assert torch.equal(state, torch.get_rng_state())
+    model.fail = True
+    before = snapshot(model)
+    for options in ({}, {"at": "norm"}):
+        with pytest.raises(RuntimeError, match="in the middle"):
+            abslrp.explain(model, torch.randn(2, 4), **options)
+        assert same(before, snapshot(model))
+    model.fail = False
+    assert abslrp.explain(model, torch.randn(2, 4)).maps.isfinite().all()
+
+
+def test_frozen_and_trainable_weights_give_the_same_map() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3)).eval()
+    x = torch.randn(2, 4)
+    trainable = abslrp.explain(model, x).maps
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    torch.testing.assert_close(abslrp.explain(model, x).maps, trainable, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_works_in_any_gradient_mode(context: Callable[[], Any]) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), torch.randn(2, 4)
+    plain = abslrp.explain(model, x).maps
+    with context():
+        torch.testing.assert_close(abslrp.explain(model, x).maps, plain)
+        torch.testing.assert_close(abslrp.explain(model, x.clone()).maps, plain)
+    model_grads = [p.grad for p in model.parameters()]
+    assert model_grads == [None] * 4
+
+
+class Unknown(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4))
+        self.odd = Cumprod()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.odd(self.body(x)))
+
+
+class Cumprod(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cumprod(x, 1)
+
+
+def test_unknown_function_is_an_error_that_names_it_its_place_and_the_remedy() -> None:
+    model, x = Unknown().eval(), torch.randn(2, 4)
+    with pytest.raises(abslrp.UnsupportedOperation, match=r"^torch.cumprod in odd has no rule: .*register_operation.*unknown='gradient'\.$"):
+        abslrp.explain(model, x)
+    assert abslrp.explain(model, x, unknown="gradient").maps.abs().sum() > 0
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * 2
+
+
+def test_custom_autograd_function_is_an_error_not_a_silent_gradient() -> None:
+    model = lambda x: Twice.apply(x) @ torch.ones(4, 2)  # noqa: E731
+    with pytest.raises(abslrp.UnsupportedOperation, match="TwiceBackward"):
+        abslrp.explain(model, torch.randn(2, 4))
+    assert abslrp.explain(model, torch.randn(2, 4), unknown="gradient").maps.abs().sum() > 0
+
+
+def test_register_operation() -> None:
+    from abslrp.propagation.operations import OPERATIONS
+    from abslrp.propagation.operations.table import STOPPED
+    from abslrp.propagation.structural import STRUCTURAL
+
+    x = torch.rand(2, 4) + 0.5
+    model = lambda v: torch.cumprod(v, 1) @ torch.ones(4, 2)  # noqa: E731
+    try:
+        abslrp.register_operation(torch.cumprod, lambda v, dim: torch.exp(torch.cumsum(torch.log(v), dim)))
+        assert abslrp.explain(model, x).maps.isfinite().all()
+        with pytest.raises(abslrp.AbslrpError, match="already has a rule"):
+            abslrp.register_operation(torch.cumprod, "structural")
+        for kind in ("structural", "elementwise", "gate", "linear"):
+            abslrp.register_operation(torch.cumprod, kind, replace=True)
+            assert abslrp.explain(model, x).maps.abs().sum() > 0
+        with pytest.raises(abslrp.AbslrpError, match="kind='magic' is unknown"):
+            abslrp.register_operation(torch.cumprod, "magic", replace=True)
+    finally:
+        OPERATIONS.pop(torch.cumprod, None)
+        STRUCTURAL.discard(torch.cumprod)
+        STOPPED.discard(torch.cumprod)
+
+
+def test_conservation_keeps_both_masses_through_a_whole_network() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.GELU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 10),
+    ).eval()  # fmt: skip
+    x = torch.rand(3, 3, 12, 12) + 0.1
+    for start in ("target", "contrastive"):
+        with abslrp.propagate("abslrp", conserve="sign") as p:
+            out = model(x)
+        r = p.relevance(out, x, start, targets=[1, 2, 3])
+        whole = 1.0 if start == "target" else 1 - 9 / 10
+        torch.testing.assert_close(r.sum((1, 2, 3)), torch.full((3,), whole), rtol=0, atol=1e-5)
+    assert sum(row.lost + row.gained for row in p.coverage.rows) < 1e-4
+
+
+def test_coverage_tells_kinds_structure_and_losses() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Flatten(), nn.ReLU(), nn.Linear(4, 2)).eval()
+    model[0].weight.data, model[0].bias.data = -torch.eye(4), torch.ones(4) * 0.1
+    x = torch.rand(2, 4) + 1
+    with abslrp.propagate("abslrp") as p:
+        out = model(x)
+    p.relevance(out, x, "target")
+    kinds = {row.kind: row for row in p.coverage.rows}
+    assert kinds["affine"].calls == 2 and kinds["gate"].calls == 1 and p.coverage.structural == 1
+    assert [layer.path for layer in p.coverage.layers] == ["0", "2", "3"]
+    assert p.coverage.arrived == 0 and kinds["affine"].lost == pytest.approx(1)
+    assert "affine" in str(p.coverage)
+
+
+def test_statistics_written_by_hand_are_constants() -> None:
+    def rms(x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+    x = randn(2, 3, 4)
+    torch.testing.assert_close(relevance(rms, x), relevance(lambda v: F.rms_norm(v, (4,), None, 1e-6), x))
+    torch.testing.assert_close(relevance(lambda v: F.normalize(v, dim=-1), x), relevance(lambda v: v / v.detach().norm(dim=-1, keepdim=True), x))
+
+
+def test_attention_written_by_hand_equals_the_fused_one() -> None:
+    q, k, v = (nn.Linear(4, 4, dtype=torch.float64) for _ in range(3))
+    x = randn(2, 5, 4)
+
+    def by_hand(x: Tensor) -> Tensor:
+        weights = (q(x) @ k(x).transpose(1, 2) * 0.5).softmax(-1)
+        return F.dropout(weights, 0.1, training=False) @ v(x)
+
+    def by_einsum(x: Tensor) -> Tensor:
+        weights = torch.einsum("bic,bjc->bij", q(x) * 0.5, k(x)).softmax(-1)
+        return torch.einsum("bij,bjc->bic", weights, v(x))
+
+    for which in ("all", "values", "queries-keys"):
+        fused = relevance(lambda x: F.scaled_dot_product_attention(q(x), k(x), v(x)), x, attention=which)
+        torch.testing.assert_close(relevance(by_hand, x, attention=which), fused)
+        torch.testing.assert_close(relevance(by_einsum, x, attention=which), fused)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_multihead_attention_in_any_layout_does_not_mix_samples(batch_first: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first, dtype=torch.float64).eval()
+    head = nn.Linear(8, 3, dtype=torch.float64)
+
+    def model(x: Tensor) -> Tensor:  # (batch, tokens, channels), with as many tokens as samples
+        h = layer(x if batch_first else x.transpose(0, 1))
+        return head((h if batch_first else h.transpose(0, 1)).mean(1))
+
+    x = randn(3, 3, 8)
+    whole = abslrp.explain(model, x, targets=0)
+    torch.testing.assert_close(whole.outputs, model(x).float())
+    for n in range(3):
+        torch.testing.assert_close(abslrp.explain(model, x[n : n + 1], targets=0).maps[0], whole.maps[n])
+
+
+def test_lost_batch_falls_back_to_single_samples() -> None:
+    w = randn(6, 2)
+
+    def model(x: Tensor) -> Tensor:  # sorts the batch into rows and back, which no axis can follow
+        order = torch.randperm(x.numel(), generator=torch.Generator().manual_seed(0))
+        mixed = F.relu(x.reshape(-1)[order])
+        return mixed[order.argsort()].reshape(x.shape) @ w
+
+    x = randn(3, 6)
+    with pytest.raises(BatchLost, match="one sample at a time"), abslrp.propagate("abslrp") as p:
+        p.watch(x.clone())
+        model(p._inputs[0])
+    whole = abslrp.explain(model, x)
+    torch.testing.assert_close(whole.maps[1], abslrp.explain(model, x[1:2]).maps[0])
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_recurrent_networks(name: str, bidirectional: bool) -> None:
+    torch.manual_seed(0)
+    rnn = getattr(nn, name)(4, 5, num_layers=2, batch_first=True, bidirectional=bidirectional).eval()
+    model = lambda x: rnn(x)[0][:, -1]  # noqa: E731
+    x = torch.randn(2, 6, 4)
+    a = abslrp.explain(model, x)
+    torch.testing.assert_close(a.outputs, model(x))
+    torch.testing.assert_close(a.maps[1:], abslrp.explain(model, x[1:], targets=a.targets[1:]).maps, rtol=1e-3, atol=1e-6)
+    assert a.maps.abs().sum() > 0
+
+
+def test_the_public_snippet_works_as_written() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)).eval(), torch.randn(2, 3, 8, 8)
+    start = torch.eye(5)[:2]
+    with abslrp.propagate("abslrp", conserve="sign") as p:
+        out = model(x)
+    r = p.relevance(out, x, start)
+    assert r.shape == x.shape and not x.requires_grad and x.grad is None
+    torch.testing.assert_close(r, abslrp.explain(model, x, targets=[0, 1], start="target").maps)
+    torch.testing.assert_close(p.relevance(out, x, "target", targets=[0, 1]), r)
+
+
+def test_relevance_of_something_else_is_a_clear_error() -> None:
+    model, x = nn.Linear(3, 2).eval(), torch.randn(1, 3)
+    with abslrp.propagate() as p:
+        out = model(x)
+    with pytest.raises(abslrp.AbslrpError, match="inside the propagate context|do not depend"):
+        p.relevance(out, torch.randn(1, 3))
