@@ -116,8 +116,8 @@ def explain(
         written = 3 * sum(row.explained for row in rows)
         console.print(f"{written} files in {out}", markup=False, highlight=False, soft_wrap=True)
     if failures:
-        rest = "the others are done" if rows else "nothing is left"
-        raise AbslrpError(f"{len(failures)} of {len(paths)} images could not be read and were skipped, {rest}.")
+        rest = ", the others are done" if rows else ""
+        raise AbslrpError(f"{len(failures)} of {len(paths)} images could not be read{rest}.")
 
 
 @app.command()
@@ -161,6 +161,7 @@ def doctor(
         f"{coverage.arrived:.2%} of the relevance arrived at the input, {coverage.lost_elsewhere:.2%} was lost outside "
         "the operations above.",
         highlight=False,
+        soft_wrap=True,
     )
 
 

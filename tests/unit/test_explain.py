@@ -1,0 +1,233 @@
+"""What a caller of explain may rely on."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import abslrp
+
+
+def small(channels: int = 3) -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(channels, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(True), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3), nn.SiLU(), nn.AdaptiveAvgPool2d(1))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 5)).eval()
+
+
+X = torch.randn(4, 3, 10, 10, generator=torch.Generator().manual_seed(1))
+
+
+def test_shapes_types_and_outputs() -> None:
+    model = small()
+    a = abslrp.explain(model, X)
+    assert a.maps.shape == X.shape and a.maps.dtype == torch.float32
+    torch.testing.assert_close(a.outputs, model(X).detach(), rtol=0, atol=0)
+    assert torch.equal(a.targets, a.outputs.argmax(1))
+    assert not a.maps.requires_grad and not a.outputs.requires_grad
+    assert len(a) == 4 and a[1].maps.shape == (1, 3, 10, 10) and a[-1:].targets.shape == (1,)
+
+
+@pytest.mark.parametrize("method", abslrp.methods())
+def test_batch_size_order_and_company_do_not_matter(method: str) -> None:
+    model = small().double()
+    x, targets = X.double(), torch.tensor([0, 3, 1, 2])
+    whole = abslrp.explain(model, x, targets, method).maps
+    for size in (1, 3):
+        torch.testing.assert_close(abslrp.explain(model, x, targets, method, batch_size=size).maps, whole)
+    order = torch.tensor([2, 0, 3, 1])
+    torch.testing.assert_close(abslrp.explain(model, x[order], targets[order], method).maps, whole[order])
+    torch.testing.assert_close(abslrp.explain(model, x[2:3], 1, method).maps[0], whole[2])
+
+
+def test_targets_are_honoured_in_every_form() -> None:
+    model = small()
+    one = abslrp.explain(model, X, targets=[3, 3, 0, 0])
+    for form in (torch.tensor([3, 3, 0, 0]), (3, 3, 0, 0), torch.tensor([3, 3, 0, 0], dtype=torch.int32)):
+        assert torch.equal(abslrp.explain(model, X, targets=form).maps, one.maps)
+    assert torch.equal(abslrp.explain(model, X, targets=3).maps[:2], one.maps[:2])
+    assert not torch.allclose(abslrp.explain(model, X, targets=1).maps, one.maps)
+
+
+@pytest.mark.parametrize(
+    ("shape", "model"),
+    [
+        ((3, 7), nn.Sequential(nn.Linear(7, 8), nn.ReLU(), nn.Linear(8, 2))),
+        ((2, 2, 30), nn.Sequential(nn.Conv1d(2, 4, 5), nn.GELU(), nn.AdaptiveAvgPool1d(2), nn.Flatten(), nn.Linear(8, 3))),
+        ((2, 1, 6, 6, 6), nn.Sequential(nn.Conv3d(1, 4, 3), nn.ELU(), nn.AvgPool3d(2), nn.Flatten(), nn.Linear(32, 3))),
+        ((2, 5, 8), nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Flatten(), nn.Linear(40, 3))),
+    ],
+)
+def test_inputs_of_any_shape(shape: tuple[int, ...], model: nn.Module) -> None:
+    a = abslrp.explain(model.eval(), torch.randn(shape))
+    assert a.maps.shape == shape and a.maps.isfinite().all() and a.maps.any()
+
+
+class Output(NamedTuple):
+    hidden: Any
+    logits: Tensor
+
+
+class Record:
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda y: {"logits": y}, lambda y: {"out": y, "aux": y}, lambda y: (y, y * 2), lambda y: [y], lambda y: Output(None, y), Record]
+)
+def test_outputs_in_any_wrapping(wrap: Any) -> None:
+    model = small()
+
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor) -> Any:
+            return wrap(self.inner(x))
+
+    assert torch.equal(abslrp.explain(Wrapped().eval(), X).maps, abslrp.explain(model, X).maps)
+
+
+def test_single_logit_models() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(300, 1)).eval()
+    a = abslrp.explain(model, X)
+    assert a.outputs.shape == (4, 1) and a.maps.any()
+    assert torch.equal(abslrp.explain(lambda x: model(x).squeeze(1), X).maps, a.maps)
+
+
+def test_several_inputs_through_forward() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 6), nn.Linear(3, 6)
+            self.head = nn.Linear(6, 2)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.head(torch.relu(self.a(x) + self.b(y)))
+
+    model, x, y = Two().eval(), torch.randn(3, 4), torch.randn(3, 3)
+    a = abslrp.explain(model, x, forward=lambda v: model(v, y))
+    b = abslrp.explain(model, y, forward=lambda v: model(x, v))
+    assert a.maps.shape == x.shape and b.maps.shape == y.shape
+    torch.testing.assert_close(a.outputs, model(x, y).detach())
+
+
+def test_at_gives_the_relevance_of_a_module() -> None:
+    model = small()
+    for name, channels in (("1", 6), ("3", 6), ("5", 8)):
+        a = abslrp.explain(model, X, targets=2, at=name, start="target")
+        assert a.maps.shape[1] == channels
+        assert not model.get_submodule(name)._forward_hooks
+    # what arrives at a ReLU's output goes on to its input where it is active
+    bn, relu = (abslrp.explain(model, X, targets=2, at=n).maps for n in ("1", "2"))
+    torch.testing.assert_close(bn, relu)
+    with pytest.raises(abslrp.AbslrpError, match="module 'layer9' is not in the model"):
+        abslrp.explain(model, X, at="layer9")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_models(dtype: torch.dtype) -> None:
+    model = small()
+    full = abslrp.explain(model, X, targets=1)
+    half = abslrp.explain(model.to(dtype), X, targets=1)
+    assert half.maps.dtype == torch.float32 and half.maps.isfinite().all()
+    for a, b in zip(half.maps.flatten(1), full.maps.flatten(1), strict=True):
+        assert torch.corrcoef(torch.stack([a, b]))[0, 1] > 0.97
+
+
+def test_half_precision_does_not_underflow() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10)).eval().half()
+    a = abslrp.explain(model, torch.rand(1, 3, 160, 160), start="target", targets=3)
+    assert a.maps.sum() == pytest.approx(1, abs=0.05)
+
+
+def test_two_pass_is_the_difference_of_two_normalised_maps() -> None:
+    model = small()
+    ones = torch.eye(5)[[1] * 4]
+    target, others = (abslrp.explain(model, X, targets=1, start=s).maps for s in (ones, (1 - ones) / 4))
+    size = lambda m: m.abs().sum((1, 2, 3), keepdim=True)  # noqa: E731
+    torch.testing.assert_close(abslrp.explain(model, X, targets=1, start="two-pass").maps, target / size(target) - others / size(others))
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"method": "abslpr"}, "did you mean abslrp"),
+    ({"conserve": "all"}, "conserve='all' is unknown: choose one of sign, joint, each, none"),
+    ({"start": "middle"}, "start='middle' is unknown"),
+    ({"start": torch.zeros(4, 4)}, r"start has shape \(4, 4\), expected the outputs' shape \(4, 5\)"),
+    ({"eps": 0}, "eps=0 must be a number above 0"),
+    ({"colour": "red"}, "option 'colour' is unknown for abslrp: choose from attention, conserve"),
+    ({"targets": 5}, "target 5 is out of range: the model has 5 classes, 0 to 4"),
+    ({"targets": -1}, "target -1 is negative"),
+    ({"targets": [1, 2]}, r"targets have shape \(2,\) for 4 inputs"),
+    ({"targets": 1.0}, "targets are float32"),
+    ({"targets": "cat"}, "targets='cat' cannot be read"),
+    ({"images": X[:0]}, r"the inputs have shape \(0, 3, 10, 10\)"),
+    ({"images": X.long()}, "the inputs are int64, expected floating point"),
+    ({"images": X.numpy()}, "the inputs are a ndarray, expected a torch tensor"),
+    ({"images": X * torch.nan}, "NaN or infinite"),
+    ({"batch_size": 0}, "batch_size=0 must be a whole number"),
+    ({"model": small().train()}, r"the model is in training mode.*call model.eval\(\)"),
+    ({"model": "resnet50"}, "model is a str"),
+    ({"model": nn.Conv2d(3, 2, 3).eval()}, r"the model returned shape \(4, 2, 8, 8\) for 4 inputs"),
+    ({"model": lambda x: "cat"}, "the model returned a str without class scores"),
+    ({"model": lambda x: torch.zeros(4, 5)}, "do not depend on x"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD)
+def test_bad_input_gets_one_clear_sentence(changes: dict[str, Any], message: str) -> None:
+    arguments = {"model": small(), "images": X, **changes}
+    with pytest.raises(abslrp.AbslrpError, match=message) as error:
+        abslrp.explain(**arguments)
+    assert "\n" not in str(error.value) and str(error.value)[-1] in ".?"
+
+
+def test_scripted_and_wrapped_models() -> None:
+    model = small()
+    with pytest.raises(abslrp.AbslrpError, match="scripted"):
+        abslrp.explain(torch.jit.trace(model, X), X)
+    plain = abslrp.explain(model, X).maps
+    assert torch.equal(abslrp.explain(nn.DataParallel(model), X).maps, plain)
+    assert torch.equal(abslrp.explain(torch.compile(model, backend="eager"), X).maps, plain)
+
+
+def test_import_needs_little() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, abslrp; heavy = {'scipy', 'matplotlib', 'rich', 'typer', 'jinja2', 'timm', 'torchvision', 'transformers', 'skimage'};"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_imports_flow_one_way() -> None:
+    """propagation knows nothing of methods, methods nothing of loaders, nobody of the command line."""
+    import ast
+    from pathlib import Path
+
+    package = Path(abslrp.__file__).parent
+    allowed = {
+        "types": set(),
+        "propagation": {"types", "propagation"},
+        "registry": {"types", "query"},
+        "query": {"types"},
+        "methods": {"types", "propagation", "registry", "query", "methods"},
+        "inputs": {"types", "inputs"},
+        "reporting": {"types", "reporting", "propagation"},
+        "explain": {"types", "propagation", "registry", "query", "methods"},
+    }
+    for file in package.rglob("*.py"):
+        room = file.relative_to(package).parts[0].removesuffix(".py")
+        if room not in allowed:
+            continue
+        tree = ast.parse(file.read_text())
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("abslrp."):
+                other = node.module.split(".")[1]
+                assert other in allowed[room] | {room}, f"{file.name} imports abslrp.{other}"
