@@ -6,5 +6,13 @@ from abslrp.propagation.engine import UnsupportedOperation
 from abslrp.registry import methods
 from abslrp.types import AbslrpError, Attribution
 
-__all__ = ["AbslrpError", "Attribution", "UnsupportedOperation", "explain", "methods", "propagate", "register_operation"]
+__all__ = [
+    "AbslrpError",
+    "Attribution",
+    "UnsupportedOperation",
+    "explain",
+    "methods",
+    "propagate",
+    "register_operation",
+]
 __version__ = "0.1.0"

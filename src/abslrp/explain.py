@@ -11,7 +11,8 @@ from torch import Tensor
 
 from abslrp.propagation.engine import BatchLost
 from abslrp.query import Answer, Query, make_query, undisturbed
-from abslrp.registry import Method, method as find_method
+from abslrp.registry import Method
+from abslrp.registry import method as find_method
 from abslrp.types import AbslrpError, Attribution, Target
 
 
@@ -47,11 +48,15 @@ def explain(
     chosen = find_method(method)
     unknown = sorted(set(options) - set(chosen.options))
     if unknown:
-        raise AbslrpError(f"option {unknown[0]!r} is unknown for {method}: choose from {', '.join(sorted(chosen.options)) or 'none'}.")
+        raise AbslrpError(
+            f"option {unknown[0]!r} is unknown for {method}: choose from {', '.join(sorted(chosen.options)) or 'none'}."
+        )
     if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
         raise AbslrpError(f"batch_size={batch_size!r} must be a whole number of at least 1, or None for all at once.")
     if batch_size is not None and forward is not None:
-        raise AbslrpError("batch_size cannot be used with forward=, whose other inputs cannot be split: call explain on parts instead.")
+        raise AbslrpError(
+            "batch_size cannot be used with forward=, whose other inputs cannot be split: call explain on parts instead."
+        )
     query = make_query(model, images, targets, forward, at)
     with undisturbed(query.inputs):
         parts = [_answer(chosen, part, options, forward is None) for part in _parts(query, batch_size)]
@@ -73,6 +78,10 @@ def _answer(method: Method, query: Query, options: dict[str, Any], divisible: bo
 def _parts(query: Query, size: int | None) -> list[Query]:
     size = size or len(query.inputs)
     return [
-        replace(query, inputs=query.inputs[i : i + size], targets=None if query.targets is None else query.targets[i : i + size])
+        replace(
+            query,
+            inputs=query.inputs[i : i + size],
+            targets=None if query.targets is None else query.targets[i : i + size],
+        )
         for i in range(0, len(query.inputs), size)
     ]

@@ -42,14 +42,18 @@ class Query:
             return outputs.detach().argmax(1)
         highest = int(self.targets.max())
         if highest >= outputs.shape[1]:
-            raise AbslrpError(f"target {highest} is out of range: the model has {outputs.shape[1]} classes, 0 to {outputs.shape[1] - 1}.")
+            raise AbslrpError(
+                f"target {highest} is out of range: the model has {outputs.shape[1]} classes, 0 to {outputs.shape[1] - 1}."
+            )
         return self.targets.to(outputs.device)
 
     def module(self) -> nn.Module | None:
         return None if self.at is None else named_module(self.model, self.at)
 
 
-def make_query(model: Callable[..., Any], inputs: Tensor, targets: Target, forward: Callable[[Tensor], Any] | None, at: str | None) -> Query:
+def make_query(
+    model: Callable[..., Any], inputs: Tensor, targets: Target, forward: Callable[[Tensor], Any] | None, at: str | None
+) -> Query:
     """Check everything that can be checked before the model runs."""
     model = unwrap(model)
     check_model(model)
@@ -71,7 +75,9 @@ def unwrap(model: Callable[..., Any]) -> Callable[..., Any]:
 
 def check_model(model: Callable[..., Any]) -> None:
     if not callable(model):
-        raise AbslrpError(f"model is a {type(model).__name__}, expected a torch.nn.Module or a function from inputs to outputs.")
+        raise AbslrpError(
+            f"model is a {type(model).__name__}, expected a torch.nn.Module or a function from inputs to outputs."
+        )
     if not isinstance(model, nn.Module):
         return
     for name, module in model.named_modules():
@@ -79,18 +85,22 @@ def check_model(model: Callable[..., Any]) -> None:
         if module.training:
             raise AbslrpError(f"{where} is in training mode, which makes maps random: call model.eval() first.")
         if isinstance(module, torch.jit.ScriptModule):
-            raise AbslrpError(f"{where} is scripted, so its operations cannot be seen: pass the module it was scripted from.")
+            raise AbslrpError(
+                f"{where} is scripted, so its operations cannot be seen: pass the module it was scripted from."
+            )
 
 
 def check_inputs(inputs: Any, model: Callable[..., Any], forward: Callable[[Tensor], Any] | None) -> Tensor:
     if not isinstance(inputs, Tensor):
-        raise AbslrpError(f"the inputs are a {type(inputs).__name__}, expected a torch tensor (batch, ...): convert them with torch.as_tensor.")
+        raise AbslrpError(
+            f"the inputs are a {type(inputs).__name__}, expected a torch tensor (batch, ...): convert them with torch.as_tensor."
+        )
     if inputs.ndim == 0 or inputs.numel() == 0:
         raise AbslrpError(f"the inputs have shape {tuple(inputs.shape)}, expected at least one sample (batch, ...).")
     if not inputs.is_floating_point():
         raise AbslrpError(
-            f"the inputs are {str(inputs.dtype).removeprefix('torch.')}, expected floating point: convert images with .float() and the model's "
-            "transform, and give token ids to forward= as embeddings."
+            f"the inputs are {str(inputs.dtype).removeprefix('torch.')}, expected floating point: "
+            "convert images with .float() and the model's transform, and give token ids to forward= as embeddings."
         )
     if not bool(torch.isfinite(inputs).all()):
         raise AbslrpError("the inputs hold NaN or infinite values: clean them before explaining.")
@@ -98,7 +108,9 @@ def check_inputs(inputs: Any, model: Callable[..., Any], forward: Callable[[Tens
     if parameter is None:
         return inputs
     if parameter.device != inputs.device:
-        raise AbslrpError(f"the inputs are on {inputs.device} and the model is on {parameter.device}: move one to the other's device.")
+        raise AbslrpError(
+            f"the inputs are on {inputs.device} and the model is on {parameter.device}: move one to the other's device."
+        )
     half = (torch.float16, torch.bfloat16)
     if forward is None and parameter.dtype in half and inputs.dtype != parameter.dtype:
         return inputs.to(parameter.dtype)
@@ -130,7 +142,9 @@ def logits(output: Any, batch: int) -> Tensor:
     """
     value = _scores(output)
     if value is None:
-        raise AbslrpError(f"the model returned a {type(output).__name__} without class scores: pass forward= that returns a tensor (batch, classes).")
+        raise AbslrpError(
+            f"the model returned a {type(output).__name__} without class scores: pass forward= that returns a tensor (batch, classes)."
+        )
     if value.ndim == 1 and len(value) == batch:
         value = value.unsqueeze(1)
     if value.ndim != 2 or len(value) != batch:
@@ -154,11 +168,15 @@ def _scores(output: Any) -> Tensor | None:
 def named_module(model: Callable[..., Any], name: str) -> nn.Module:
     """The submodule of this dotted name."""
     if not isinstance(model, nn.Module):
-        raise AbslrpError(f"module {name!r} cannot be found: the model is a plain function; pass the torch.nn.Module and forward=.")
+        raise AbslrpError(
+            f"module {name!r} cannot be found: the model is a plain function; pass the torch.nn.Module and forward=."
+        )
     modules = dict(model.named_modules(remove_duplicate=False))
     if name not in modules or not name:
         near = get_close_matches(name, [n for n in modules if n], n=3, cutoff=0.3)
-        raise AbslrpError(f"module {name!r} is not in the model: {'did you mean ' + ', '.join(near) if near else 'see model.named_modules()'}?")
+        raise AbslrpError(
+            f"module {name!r} is not in the model: {'did you mean ' + ', '.join(near) if near else 'see model.named_modules()'}?"
+        )
     return modules[name]
 
 

@@ -65,5 +65,7 @@ def method(name: str) -> Method:
     known = methods()
     if name not in known:
         near = get_close_matches(str(name), known, n=1)
-        raise AbslrpError(f"method {name!r} is unknown: did you mean {near[0] if near else 'abslrp'}? 'abslrp methods' lists all.")
+        raise AbslrpError(
+            f"method {name!r} is unknown: did you mean {near[0] if near else 'abslrp'}? 'abslrp methods' lists all."
+        )
     return known[name]

@@ -1,10 +1,10 @@
-"""The shared nouns: targets, attributions, errors and the shape of a method."""
+"""The shared nouns: targets, attributions and errors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, Union
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-Target = Union[int, Sequence[int], torch.Tensor, None]
+Target = int | Sequence[int] | torch.Tensor | None
 """What to explain: one class for all inputs, one class each, or None for the predicted class."""
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
@@ -66,17 +66,3 @@ class Attribution:
         from abslrp.reporting.heatmaps import heatmap, save_png
 
         save_png(heatmap(self.maps[0], **settings), path)
-
-
-class Method(Protocol):
-    """What the registry holds: how a map is made and what is known about it."""
-
-    name: str
-    description: str
-    family: str
-    citation: str
-    needs: tuple[str, ...]
-    class_specific: bool
-    options: Mapping[str, Any]
-
-    def __call__(self, query: Any, **options: Any) -> torch.Tensor: ...

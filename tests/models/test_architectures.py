@@ -36,7 +36,9 @@ timm: mobilevit_xxs coat_lite_tiny levit_128s pit_ti_224 poolformer_s12 edgenext
 
 
 def listed() -> list[Any]:
-    names = [f"{line.split(':')[0]}:{name}" for line in NAMES.strip().splitlines() for name in line.split(":")[1].split()]
+    names = [
+        f"{line.split(':')[0]}:{name}" for line in NAMES.strip().splitlines() for name in line.split(":")[1].split()
+    ]
     return [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in names]
 
 
@@ -49,7 +51,9 @@ def build(name: str) -> tuple[nn.Module, int]:
     else:
         extra = {"init_weights": False, "aux_logits": True} if short in ("googlenet", "inception_v3") else {}
         model = getattr(torchvision.models, short)(**extra)
-        size = 224 if short.startswith(("vit", "maxvit")) else 128  # the others take any size: small ones keep the tests short
+        size = (
+            224 if short.startswith(("vit", "maxvit")) else 128
+        )  # the others take any size: small ones keep the tests short
     for parameter in model.parameters():
         if not parameter.any():  # heads and layer scales that start at 0 would hide everything behind them
             nn.init.normal_(parameter, std=0.02)
@@ -88,7 +92,14 @@ VISION = {
     "ViT": {**SMALL, "image_size": 32, "patch_size": 8},
     "DeiT": {**SMALL, "image_size": 32, "patch_size": 8},
     "Dinov2": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8},
-    "Swin": {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4},
+    "Swin": {
+        "image_size": 32,
+        "patch_size": 2,
+        "embed_dim": 16,
+        "depths": [2, 2],
+        "num_heads": [2, 4],
+        "window_size": 4,
+    },
     "ConvNext": {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1]},
 }
 TEXT = {
@@ -147,5 +158,7 @@ def test_padding_takes_no_relevance_and_changes_nothing(name: str) -> None:
 def test_eager_and_fused_attention_give_the_same_map(name: str) -> None:
     x = torch.randn(2, 7, 32, dtype=torch.float64)
     eager, fused = (text_model(name, a).double() for a in ("eager", "sdpa"))
-    maps = [abslrp.explain(m, x, targets=1, forward=lambda v, m=m: m(inputs_embeds=v).logits).maps for m in (eager, fused)]
+    maps = [
+        abslrp.explain(m, x, targets=1, forward=lambda v, m=m: m(inputs_embeds=v).logits).maps for m in (eager, fused)
+    ]
     torch.testing.assert_close(maps[0], maps[1], rtol=1e-5, atol=1e-7)

@@ -127,7 +127,8 @@ def snapshot(model: nn.Module) -> list[Any]:
 
 def same(a: list[Any], b: list[Any]) -> bool:
     return a[0] == b[0] and all(
-        k == n and torch.equal(v, w) and r == q and g is h for (k, v, r, g), (n, w, q, h) in zip(a[1], b[1], strict=True)
+        k == n and torch.equal(v, w) and r == q and g is h
+        for (k, v, r, g), (n, w, q, h) in zip(a[1], b[1], strict=True)
     )
 
 
@@ -200,7 +201,10 @@ class Cumprod(nn.Module):
 
 def test_unknown_function_is_an_error_that_names_it_its_place_and_the_remedy() -> None:
     model, x = Unknown().eval(), torch.randn(2, 4)
-    with pytest.raises(abslrp.UnsupportedOperation, match=r"^torch.cumprod in odd has no rule: .*register_operation.*unknown='gradient'\.$"):
+    with pytest.raises(
+        abslrp.UnsupportedOperation,
+        match=r"^torch.cumprod in odd has no rule: .*register_operation.*unknown='gradient'\.$",
+    ):
         abslrp.explain(model, x)
     assert abslrp.explain(model, x, unknown="gradient").maps.abs().sum() > 0
 
@@ -281,7 +285,10 @@ def test_statistics_written_by_hand_are_constants() -> None:
 
     x = randn(2, 3, 4)
     torch.testing.assert_close(relevance(rms, x), relevance(lambda v: F.rms_norm(v, (4,), None, 1e-6), x))
-    torch.testing.assert_close(relevance(lambda v: F.normalize(v, dim=-1), x), relevance(lambda v: v / v.detach().norm(dim=-1, keepdim=True), x))
+    torch.testing.assert_close(
+        relevance(lambda v: F.normalize(v, dim=-1), x),
+        relevance(lambda v: v / v.detach().norm(dim=-1, keepdim=True), x),
+    )
 
 
 def test_attention_written_by_hand_equals_the_fused_one() -> None:
@@ -344,12 +351,17 @@ def test_recurrent_networks(name: str, bidirectional: bool) -> None:
     x = torch.randn(2, 6, 4)
     a = abslrp.explain(model, x)
     torch.testing.assert_close(a.outputs, model(x))
-    torch.testing.assert_close(a.maps[1:], abslrp.explain(model, x[1:], targets=a.targets[1:]).maps, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(
+        a.maps[1:], abslrp.explain(model, x[1:], targets=a.targets[1:]).maps, rtol=1e-3, atol=1e-6
+    )
     assert a.maps.abs().sum() > 0
 
 
 def test_the_public_snippet_works_as_written() -> None:
-    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)).eval(), torch.randn(2, 3, 8, 8)
+    model, x = (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)).eval(),
+        torch.randn(2, 3, 8, 8),
+    )
     start = torch.eye(5)[:2]
     with abslrp.propagate("abslrp", conserve="sign") as p:
         out = model(x)
@@ -363,5 +375,5 @@ def test_relevance_of_something_else_is_a_clear_error() -> None:
     model, x = nn.Linear(3, 2).eval(), torch.randn(1, 3)
     with abslrp.propagate() as p:
         out = model(x)
-    with pytest.raises(abslrp.AbslrpError, match="inside the propagate context|do not depend"):
+    with pytest.raises(abslrp.AbslrpError, match="do not depend on x"):
         p.relevance(out, torch.randn(1, 3))

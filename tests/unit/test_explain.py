@@ -13,7 +13,15 @@ import abslrp
 
 def small(channels: int = 3) -> nn.Module:
     torch.manual_seed(0)
-    layers = (nn.Conv2d(channels, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(True), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3), nn.SiLU(), nn.AdaptiveAvgPool2d(1))
+    layers = (
+        nn.Conv2d(channels, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 8, 3),
+        nn.SiLU(),
+        nn.AdaptiveAvgPool2d(1),
+    )
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 5)).eval()
 
 
@@ -55,9 +63,15 @@ def test_targets_are_honoured_in_every_form() -> None:
     ("shape", "model"),
     [
         ((3, 7), nn.Sequential(nn.Linear(7, 8), nn.ReLU(), nn.Linear(8, 2))),
-        ((2, 2, 30), nn.Sequential(nn.Conv1d(2, 4, 5), nn.GELU(), nn.AdaptiveAvgPool1d(2), nn.Flatten(), nn.Linear(8, 3))),
+        (
+            (2, 2, 30),
+            nn.Sequential(nn.Conv1d(2, 4, 5), nn.GELU(), nn.AdaptiveAvgPool1d(2), nn.Flatten(), nn.Linear(8, 3)),
+        ),
         ((2, 1, 6, 6, 6), nn.Sequential(nn.Conv3d(1, 4, 3), nn.ELU(), nn.AvgPool3d(2), nn.Flatten(), nn.Linear(32, 3))),
-        ((2, 5, 8), nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Flatten(), nn.Linear(40, 3))),
+        (
+            (2, 5, 8),
+            nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Flatten(), nn.Linear(40, 3)),
+        ),
     ],
 )
 def test_inputs_of_any_shape(shape: tuple[int, ...], model: nn.Module) -> None:
@@ -76,7 +90,15 @@ class Record:
 
 
 @pytest.mark.parametrize(
-    "wrap", [lambda y: {"logits": y}, lambda y: {"out": y, "aux": y}, lambda y: (y, y * 2), lambda y: [y], lambda y: Output(None, y), Record]
+    "wrap",
+    [
+        lambda y: {"logits": y},
+        lambda y: {"out": y, "aux": y},
+        lambda y: (y, y * 2),
+        lambda y: [y],
+        lambda y: Output(None, y),
+        Record,
+    ],
 )
 def test_outputs_in_any_wrapping(wrap: Any) -> None:
     model = small()
@@ -140,7 +162,11 @@ def test_half_precision_models(dtype: torch.dtype) -> None:
 
 
 def test_half_precision_does_not_underflow() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10)).eval().half()
+    model = (
+        nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+        .eval()
+        .half()
+    )
     a = abslrp.explain(model, torch.rand(1, 3, 160, 160), start="target", targets=3)
     assert a.maps.sum() == pytest.approx(1, abs=0.05)
 
@@ -150,7 +176,9 @@ def test_two_pass_is_the_difference_of_two_normalised_maps() -> None:
     ones = torch.eye(5)[[1] * 4]
     target, others = (abslrp.explain(model, X, targets=1, start=s).maps for s in (ones, (1 - ones) / 4))
     size = lambda m: m.abs().sum((1, 2, 3), keepdim=True)  # noqa: E731
-    torch.testing.assert_close(abslrp.explain(model, X, targets=1, start="two-pass").maps, target / size(target) - others / size(others))
+    torch.testing.assert_close(
+        abslrp.explain(model, X, targets=1, start="two-pass").maps, target / size(target) - others / size(others)
+    )
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -247,3 +249,14 @@ def test_stems_are_told_apart() -> None:
 )
 def test_class_names_become_file_names(index: int, names: list[str] | None, slug: str) -> None:
     assert class_slug(index, names) == slug
+
+
+def test_pictures_need_only_torch_numpy_and_pillow() -> None:
+    program = (
+        "import sys, abslrp, abslrp.reporting.heatmaps, abslrp.inputs.images\n"
+        "print([name for name in ('scipy', 'matplotlib', 'typer', 'rich', 'jinja2', 'timm', 'torchvision', "
+        "'transformers', 'skimage') if name in sys.modules])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert (ended.stdout, ended.stderr) == ("[]\n", "")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.reference import rules as oracle
 from torch import Tensor
 
 import abslrp
-from tests.reference import rules as oracle
 
 OPTIONS = [(c, k) for c in oracle.CONTRIBUTIONS for k in oracle.CONSERVE]
 
@@ -20,7 +20,9 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def relevances(function: Callable[..., Tensor], inputs: list[Tensor], seed: int = 99, **options: Any) -> tuple[list[Tensor], Tensor]:
+def relevances(
+    function: Callable[..., Tensor], inputs: list[Tensor], seed: int = 99, **options: Any
+) -> tuple[list[Tensor], Tensor]:
     """Relevances of all inputs under the engine, and the R they started from."""
     leaves = [x.clone().requires_grad_() for x in inputs]
     maps, start = [], torch.empty(0)
@@ -103,7 +105,9 @@ def test_affine(name: str, contributions: str, conserve: str) -> None:
     check(
         lambda x: function(x, bias),
         [x],
-        lambda x, R: oracle.affine(one(lambda v: function(v, zero)), x, shaped, R, contributions=contributions, conserve=conserve),
+        lambda x, R: oracle.affine(
+            one(lambda v: function(v, zero)), x, shaped, R, contributions=contributions, conserve=conserve
+        ),
         contributions=contributions,
         conserve=conserve,
     )
@@ -116,7 +120,9 @@ def test_affine_after_relu_takes_the_shorter_way_to_the_same(conserve: str) -> N
     check(
         lambda x: F.linear(F.relu(x), w, b),
         [x],
-        lambda x, R: oracle.gate(x > 0, oracle.affine(lambda v: w @ v, x.clamp(min=0), b, R, conserve=conserve), conserve=conserve),
+        lambda x, R: oracle.gate(
+            x > 0, oracle.affine(lambda v: w @ v, x.clamp(min=0), b, R, conserve=conserve), conserve=conserve
+        ),
         conserve=conserve,
     )
 
@@ -157,13 +163,19 @@ def test_convolution_with_a_live_kernel() -> None:
             out = F.conv2d(*leaves)
         R = randn(*out.shape, seed=9)
         wanted = oracle.product(lambda a, b: F.conv2d(a.unsqueeze(0), b).squeeze(0), x[0], w, R[0])[number]
-        torch.testing.assert_close(p.relevance(out, leaves[number], R).reshape(wanted.shape), wanted, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(
+            p.relevance(out, leaves[number], R).reshape(wanted.shape), wanted, rtol=1e-9, atol=1e-11
+        )
 
 
 @pytest.mark.parametrize(("contributions", "conserve"), OPTIONS)
 @pytest.mark.parametrize(
     ("function", "signs"),
-    [(lambda a, b: a + b, (1, 1)), (lambda a, b: a - b, (1, -1)), (lambda a, b: torch.add(a, b, alpha=-2.5), (1, -2.5))],
+    [
+        (lambda a, b: a + b, (1, 1)),
+        (lambda a, b: a - b, (1, -1)),
+        (lambda a, b: torch.add(a, b, alpha=-2.5), (1, -2.5)),
+    ],
 )
 def test_sum(function: Callable[..., Tensor], signs: tuple[float, float], contributions: str, conserve: str) -> None:
     check(
@@ -182,7 +194,9 @@ def test_sum_with_a_constant_leaves_all_to_the_other(contributions: str, conserv
         check(
             function,
             [randn(2, 3, 4)],
-            lambda x, R, sign=sign: oracle.total([x], [sign], R, constants=c, contributions=contributions, conserve=conserve),
+            lambda x, R, sign=sign: oracle.total(
+                [x], [sign], R, constants=c, contributions=contributions, conserve=conserve
+            ),
             contributions=contributions,
             conserve=conserve,
         )
@@ -195,9 +209,26 @@ def test_adding_nothing_changes_nothing() -> None:
 
 SMOOTH: dict[str, Callable[[Tensor], Tensor]] = {
     name: getattr(F, name, None) or getattr(torch, name)
-    for name in (
-        "elu selu celu gelu silu mish softplus softsign softshrink tanhshrink logsigmoid hardsigmoid hardswish sigmoid tanh exp sin erf"
-    ).split()
+    for name in [
+        "elu",
+        "selu",
+        "celu",
+        "gelu",
+        "silu",
+        "mish",
+        "softplus",
+        "softsign",
+        "softshrink",
+        "tanhshrink",
+        "logsigmoid",
+        "hardsigmoid",
+        "hardswish",
+        "sigmoid",
+        "tanh",
+        "exp",
+        "sin",
+        "erf",
+    ]
 } | {"gelu tanh": lambda x: F.gelu(x, approximate="tanh"), "pow": lambda x: x**3, "sqrt": lambda x: (x * x).sqrt()}
 
 
@@ -237,8 +268,18 @@ def test_gates(name: str, conserve: str) -> None:
 
 @pytest.mark.parametrize("conserve", oracle.CONSERVE)
 def test_softmax(conserve: str) -> None:
-    check(lambda x: x.softmax(-1), [randn(2, 3, 5)], lambda x, R: oracle.softmax(x, -1, R, conserve=conserve), conserve=conserve)
-    check(lambda x: F.softmax(x, dim=1), [randn(2, 3, 5)], lambda x, R: oracle.softmax(x, 0, R, conserve=conserve), conserve=conserve)
+    check(
+        lambda x: x.softmax(-1),
+        [randn(2, 3, 5)],
+        lambda x, R: oracle.softmax(x, -1, R, conserve=conserve),
+        conserve=conserve,
+    )
+    check(
+        lambda x: F.softmax(x, dim=1),
+        [randn(2, 3, 5)],
+        lambda x, R: oracle.softmax(x, 0, R, conserve=conserve),
+        conserve=conserve,
+    )
 
 
 def test_log_softmax_takes_the_same_from_all_classes_and_so_nothing() -> None:
@@ -301,7 +342,12 @@ def test_max_pooling(pooling: str, conserve: str) -> None:
 
 def test_maxima_in_their_other_forms() -> None:
     rows = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    for f in (lambda x: x.amax(-1), lambda x: torch.max(x, -1).values, lambda x: x.max(dim=2)[0], lambda x: F.max_pool1d(x, 4).squeeze(-1)):
+    for f in (
+        lambda x: x.amax(-1),
+        lambda x: torch.max(x, -1).values,
+        lambda x: x.max(dim=2)[0],
+        lambda x: F.max_pool1d(x, 4).squeeze(-1),
+    ):
         check(f, [randn(2, 3, 4)], lambda x, R: oracle.max_winner(x, rows, R))
     (a, b), R = relevances(torch.maximum, [randn(2, 4), randn(2, 4, seed=1)])
     torch.testing.assert_close(a + b, R)
@@ -312,7 +358,9 @@ def test_maxima_in_their_other_forms() -> None:
 def test_scaling_by_a_constant(conserve: str) -> None:
     constant = torch.tensor([2.0, -3.0, 0.0, 0.5], dtype=torch.float64)
     for function in (lambda x: x * constant, lambda x: constant * x, lambda x: torch.mul(x, constant)):
-        check(function, [randn(2, 3, 4)], lambda x, R: oracle.scale(constant, x, R, conserve=conserve), conserve=conserve)
+        check(
+            function, [randn(2, 3, 4)], lambda x, R: oracle.scale(constant, x, R, conserve=conserve), conserve=conserve
+        )
     for function in (lambda x: x / 3, lambda x: -x, lambda x: 2 * x, lambda x: x / constant.abs().add(1)):
         (r,), R = relevances(function, [randn(2, 3, 4)], conserve="none")
         torch.testing.assert_close(r, R)
@@ -325,21 +373,42 @@ def test_attention(mask: str, contributions: str, conserve: str, which: str) -> 
     q, k, v = randn(2, 2, 3, 4), randn(2, 2, 3, 4, seed=1), randn(2, 2, 3, 5, seed=2)
     allowed = torch.ones(3, 3, dtype=torch.bool).tril()
     bias = randn(3, 3, seed=4)
-    keywords = {"none": {}, "bool": {"attn_mask": allowed}, "causal": {"is_causal": True}, "bias": {"attn_mask": bias}}[mask]
+    keywords = {"none": {}, "bool": {"attn_mask": allowed}, "causal": {"is_causal": True}, "bias": {"attn_mask": bias}}[
+        mask
+    ]
     its = {"none": None, "bool": allowed, "causal": allowed, "bias": bias}[mask]
-    maps, R = relevances(
-        lambda *t: F.scaled_dot_product_attention(*t, **keywords), [q, k, v], contributions=contributions, conserve=conserve, attention=which
-    ) if which == "all" else _partial(which, q, k, v, keywords, contributions, conserve)
+    maps, R = (
+        relevances(
+            lambda *t: F.scaled_dot_product_attention(*t, **keywords),
+            [q, k, v],
+            contributions=contributions,
+            conserve=conserve,
+            attention=which,
+        )
+        if which == "all"
+        else _partial(which, q, k, v, keywords, contributions, conserve)
+    )
     for n in range(2):
         wanted = oracle.attention(
-            q[n], k[n], v[n], 0.5, its, R[n], which, contributions=contributions, conserve=conserve, mask_step=mask == "bias"
+            q[n],
+            k[n],
+            v[n],
+            0.5,
+            its,
+            R[n],
+            which,
+            contributions=contributions,
+            conserve=conserve,
+            mask_step=mask == "bias",
         )
         for r, w in zip(maps, wanted, strict=True):
             if r is not None:
                 torch.testing.assert_close(r[n], w, rtol=1e-9, atol=1e-11)
 
 
-def _partial(which: str, q: Tensor, k: Tensor, v: Tensor, keywords: dict[str, Any], contributions: str, conserve: str) -> Any:
+def _partial(
+    which: str, q: Tensor, k: Tensor, v: Tensor, keywords: dict[str, Any], contributions: str, conserve: str
+) -> Any:
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]
     maps: list[Tensor | None] = [None, None, None]
     R = torch.empty(0)
@@ -353,7 +422,9 @@ def _partial(which: str, q: Tensor, k: Tensor, v: Tensor, keywords: dict[str, An
 
 @pytest.mark.parametrize(("hidden", "wanted", "alpha_beta"), oracle.TOY_NETWORKS)
 def test_the_papers_toy_networks(hidden: Any, wanted: Any, alpha_beta: Any) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 1, bias=False)).eval()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(2, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 1, bias=False)
+    ).eval()
     model[0].weight.data, model[2].weight.data = torch.tensor(hidden), torch.ones(1, 2)
     for conserve in ("sign", "joint", "none", "each"):
         r = abslrp.explain(model, torch.ones(1, 2), targets=0, conserve=conserve, start="target").maps
@@ -370,3 +441,16 @@ def test_starts() -> None:
     for mine, its in zip(starts.passes("two-pass", outputs, targets), oracle.two_pass(3, 5), strict=True):
         torch.testing.assert_close(mine[0].double(), its)
     assert starts.logit(outputs, targets)[1].tolist() == [outputs[1, 0].item(), 0, 0, 0, 0]
+
+
+def test_at_the_head_evidence_is_what_raises_the_logit() -> None:
+    """A negative logit's agreeing contributions are those against the class; softmax does not know a logit's sign."""
+    model = torch.nn.Linear(3, 2, bias=False).eval()
+    model.weight.data = torch.tensor([[1.0, -3.0, 0.5], [-1.0, 1.0, -2.0]])
+    x = torch.ones(1, 3)
+    start = torch.tensor([[1.0, 0.0]])
+    ours = abslrp.explain(model, x, method="abslrp-agree", start=start).maps
+    torch.testing.assert_close(ours, abslrp.explain(model, x, method="abslrp", start=start).maps)
+    assert ours[0, 0] > 0 and ours[0, 1] == 0
+    same = abslrp.explain(model, x, method="abslrp-agree", start=start, head="same").maps
+    assert same[0, 1] > 0 and same[0, 0] == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from abslrp.propagation.api import DEFAULTS, propagate, settle
@@ -53,7 +52,9 @@ def propagated(query: Query, ruleset: str, options: dict[str, Any]) -> Answer:
         outputs = query.forward(leaf.clone())
     at = leaf if query.at is None else tap.value
     if at is None:
-        raise AbslrpError(f"module {query.at!r} did not run or gave no tensor, so it has no relevance: name another module in at=.")
+        raise AbslrpError(
+            f"module {query.at!r} did not run or gave no tensor, so it has no relevance: name another module in at=."
+        )
     targets = query.aim(outputs)
     maps = engine.relevance(outputs, at, settled["start"], targets=targets, retain=False)
     return Answer(maps, targets, outputs.detach())

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from abslrp.propagation.conservation import CONSERVATIONS
 from abslrp.propagation.engine import Propagation
-from abslrp.propagation.kinds import Gate, Smooth
 from abslrp.propagation.functions import Planned
+from abslrp.propagation.kinds import Gate, Smooth
 from abslrp.propagation.operations.reductions import nonnegative_map
 from abslrp.propagation.operations.table import OPERATIONS, STOPPED, follow_unmoved
 from abslrp.propagation.rulesets import ATTENTION, CONTRIBUTIONS, POOLING, RULESETS
@@ -66,8 +66,10 @@ def propagate(ruleset: str = "abslrp", *, measure: bool = True, **options: Any) 
     """
     o = settle(ruleset, options)
     rules = {**CONTRIBUTIONS[o["contributions"]], "maximum": POOLING[o["pooling"]]}
+    head = {**CONTRIBUTIONS["positive"], "maximum": rules["maximum"]} if o["head"] == "positive" else rules
     return Propagation(
         rules,
+        head,
         conserve=o["conserve"],
         eps=o["eps"],
         attention=o["attention"],

@@ -123,12 +123,20 @@ def read(numbers: Tensor, batch: int) -> Axis | None:
     Axis(dim=1, inner=2)
     """
     for dim in range(numbers.ndim):
-        line = numbers[tuple(slice(None) if d == dim else 0 for d in range(numbers.ndim))] if numbers.numel() else numbers.new_empty(0)
+        line = (
+            numbers[tuple(slice(None) if d == dim else 0 for d in range(numbers.ndim))]
+            if numbers.numel()
+            else numbers.new_empty(0)
+        )
         other = (line != 0).nonzero()
         if not len(other):
             continue
         axis = Axis(dim, int(other[0]))
         places = torch.arange(len(line), device=line.device)
-        wanted = (places // max(axis.inner, 1) % batch).to(numbers.dtype).reshape([-1 if d == dim else 1 for d in range(numbers.ndim)])
+        wanted = (
+            (places // max(axis.inner, 1) % batch)
+            .to(numbers.dtype)
+            .reshape([-1 if d == dim else 1 for d in range(numbers.ndim)])
+        )
         return fits(axis, numbers.shape, batch) if bool((numbers == wanted).all()) else None
     return None

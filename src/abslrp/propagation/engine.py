@@ -7,10 +7,7 @@ functions made of others, or an error: nothing falls through in silence.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
-from types import FunctionType, GetSetDescriptorType
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +16,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from abslrp.propagation import structural
 from abslrp.propagation.axes import Axis, fits
+from abslrp.propagation.calls import QUERIES, WRITING, opened, out_of_place
 from abslrp.propagation.conservation import CONSERVATIONS
 from abslrp.propagation.coverage import Coverage, Meter
 from abslrp.propagation.frames import module_path, root_inputs
@@ -59,44 +57,13 @@ class Run:
         return self.function(*self.args, **self.kwargs)
 
 
-_QUERIES = {
-    getattr(found, "__get__", found) if isinstance(found, (property, GetSetDescriptorType)) else found
-    for name in (
-        "shape dtype device ndim is_cuda is_sparse is_quantized is_leaf requires_grad layout is_meta grad_fn itemsize nbytes size dim "
-        "numel ndimension stride is_floating_point is_complex is_contiguous element_size get_device storage_offset __len__"
-    ).split()
-    if (found := getattr(Tensor, name, None)) is not None
-}
-
-
-def _in_place_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """In-place callables and the ones that compute the same out of place."""
-    twins = {}
-    for place in (Tensor, torch, torch.nn.functional):
-        for name in dir(place):
-            plain = name[:-1] if name.endswith("_") and not name.endswith("__") else name.replace("__i", "__", 1)
-            if plain == name or not (name.endswith("_") and not name.endswith("__") or name.startswith("__i")):
-                continue
-            twin = getattr(place, plain, None)
-            if (
-                callable(twin)
-                and callable(getattr(place, name))
-                and name not in ("__invert__", "__init__", "__index__", "__int__", "__iter__")
-            ):
-                twins[getattr(place, name)] = twin
-    return twins
-
-
-_IN_PLACE = _in_place_forms()
-_WRITING = {Tensor.__setitem__, *_IN_PLACE}
-
-
 class Propagation(TorchFunctionMode):
     """Carries relevance through the model that runs inside the context; made by :func:`abslrp.propagate`."""
 
     def __init__(
         self,
         rules: Mapping[str, Rule],
+        head: Mapping[str, Rule],
         *,
         conserve: str,
         eps: float,
@@ -106,7 +73,7 @@ class Propagation(TorchFunctionMode):
         start: str = "target",
     ) -> None:
         super().__init__()
-        self._rules, self._eps, self._conserving = rules, eps, conserve != "none"
+        self._rules, self._head, self._eps, self._conserving = rules, head, eps, conserve != "none"
         self.conserve = CONSERVATIONS[conserve]
         self.attention, self._unknown, self._start = attention, unknown, start
         self._meter = Meter() if measure else None
@@ -177,6 +144,7 @@ class Propagation(TorchFunctionMode):
                 raise AbslrpError(
                     "the outputs do not depend on x under the engine: run the model on x inside the propagate context."
                 )
+            _mark_head(outputs)
             (r,) = torch.autograd.grad(
                 outputs, x, (start * factor).to(outputs.dtype), retain_graph=retain, allow_unused=True
             )
@@ -224,7 +192,7 @@ class Propagation(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _QUERIES:
+        if func in QUERIES:
             return func(*args, **kwargs)
         if not self._started:
             self._adopt()
@@ -234,7 +202,7 @@ class Propagation(TorchFunctionMode):
             return self._constant(func, args, kwargs)
         for tensor in alive:
             self._state(tensor, func)
-        base, written, args, kwargs = _out_of_place(func, args, kwargs)
+        base, written, args, kwargs = out_of_place(func, args, kwargs)
         if base in STOPPED:
             if self._meter is not None:
                 self._meter.coverage.stopped[_name(func)] += 1
@@ -259,7 +227,7 @@ class Propagation(TorchFunctionMode):
 
     def _constant(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A function of constants, or one that relevance does not pass."""
-        if func in _WRITING and args and isinstance(args[0], Tensor):
+        if func in WRITING and args and isinstance(args[0], Tensor):
             self._keeper.about_to_write(args[0])
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
@@ -303,15 +271,15 @@ class Propagation(TorchFunctionMode):
     def _without_rule(self, func: Any, args: Any, kwargs: Any, alive: list[Tensor]) -> Any:
         if func in structural.STRUCTURAL:
             return self._structural(func, args, kwargs, alive)
-        inner = _opened(func)
+        inner = opened(func)
         if inner is not None:
             with self:
                 return inner(*args, **kwargs)
-        if func in _WRITING:
+        if func in WRITING:
             self._keeper.about_to_write(args[0])
         result = func(*args, **kwargs)
         outputs = [t for t in _tensors((result,)) if t.requires_grad]
-        if func in _WRITING and args[0].requires_grad:
+        if func in WRITING and args[0].requires_grad:
             outputs.append(args[0])
         if not outputs:
             return result
@@ -325,7 +293,7 @@ class Propagation(TorchFunctionMode):
         return result
 
     def _structural(self, func: Any, args: Any, kwargs: Any, alive: list[Tensor]) -> Any:
-        if func in _WRITING:
+        if func in WRITING:
             self._keeper.about_to_write(args[0])
         result = func(*args, **kwargs)
         if self._meter is not None:
@@ -369,7 +337,8 @@ class Propagation(TorchFunctionMode):
         )
         if not known and self._unknown != "gradient":
             raise UnsupportedOperation(
-                f"{_name(func) if func else 'a function'}{_where()} got a tensor made by {type(tensor.grad_fn).__name__}, which the engine did not see "
+                f"{_name(func) if func else 'a function'}{_where()} got a tensor made by {type(tensor.grad_fn).__name__}, "
+                "which the engine did not see "
                 "(a custom autograd function, scripted or compiled code): replace it by torch functions, or pass unknown='gradient'."
             )
         if not self.batch:
@@ -416,43 +385,3 @@ def _name(func: Any) -> str:
 def _where() -> str:
     path = module_path()
     return f" in {path}" if path else ""
-
-
-@lru_cache(maxsize=None)
-def _inplace_signature(func: Any) -> inspect.Signature | None:
-    if not isinstance(func, FunctionType) or "inplace" not in func.__code__.co_varnames:
-        return None
-    signature = inspect.signature(func)
-    return signature if "inplace" in signature.parameters else None
-
-
-def _out_of_place(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Tensor | None, tuple[Any, ...], dict[str, Any]]:
-    """The function that computes the same without writing, what it would have written to, and its arguments."""
-    if func in structural.STRUCTURAL:
-        return func, None, args, kwargs
-    signature = _inplace_signature(func)
-    if signature is not None:
-        bound = signature.bind(*args, **kwargs).arguments
-        written = next(iter(bound.values())) if bound.pop("inplace", False) else None
-        first = next(iter(bound))
-        return func, written, (bound.pop(first),), {k: v for k, v in bound.items() if not k.startswith("_")}
-    if kwargs.get("out") is not None:
-        rest = {k: v for k, v in kwargs.items() if k != "out"}
-        return func, kwargs["out"], args, rest
-    twin = _IN_PLACE.get(func)
-    return (func, None, args, kwargs) if twin is None else (twin, args[0], args, kwargs)
-
-
-@lru_cache(maxsize=None)
-def _opened(func: Any) -> Callable[..., Any] | None:
-    """A Python function of torch that is made of other torch functions, without the gate at its entrance that would send it
-    back to the engine; None for what is no such function."""
-    if not isinstance(func, FunctionType) or "handle_torch_function" not in func.__code__.co_names:
-        return None
-    gates = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    names = {**func.__globals__, **{gate: lambda *_: False for gate in gates}}
-    inner = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
-    inner.__kwdefaults__ = func.__kwdefaults__
-    return inner

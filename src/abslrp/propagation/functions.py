@@ -106,7 +106,9 @@ class Relevance(torch.autograd.Function):
             axes = meta["inputs"] if number == len(steps) - 1 else (meta["output"],)
             handed: list[Tensor] = []
             before = maps[0]
-            maps = host.conserve(_metered(step, handed) if host.measuring else step, before, meta["output"], axes, host.batch)
+            maps = host.conserve(
+                _metered(step, handed) if host.measuring else step, before, meta["output"], axes, host.batch
+            )
             if host.measuring:
                 change = change + (handed[0] if host.conserve is not each else sum(map(mass, maps))) - mass(before)
         if host.measuring:

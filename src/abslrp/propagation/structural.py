@@ -65,12 +65,20 @@ SIGN_KEEPING = (
 
 
 # Functions that may reorder or repeat the batch: where their arguments do not tell, they are tried on the sample numbers.
-MOVING = named("__getitem__ index_select gather take_along_dim roll flip fliplr flipud rot90 repeat tile repeat_interleave take msort sort topk")
+MOVING = named(
+    "__getitem__ index_select gather take_along_dim roll flip fliplr flipud rot90 repeat tile repeat_interleave take msort sort topk"
+)
 _ALONG = named("index_select gather take_along_dim roll flip repeat_interleave sort topk")
 
 
 def follow(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], source: Tensor, axis: Axis, outputs: Sequence[Tensor], batch: int
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    source: Tensor,
+    axis: Axis,
+    outputs: Sequence[Tensor],
+    batch: int,
 ) -> list[Axis | None]:
     """The batch's axis in each output of a structural function that got ``source``."""
     shape = source.shape
@@ -100,23 +108,39 @@ def _whole(moved: Axis | None, axis: Axis, old: Sequence[int], new: Sequence[int
 
 def _on(probe: Tensor, source: Tensor, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The same call on another tensor."""
-    return func(*(probe if a is source else a for a in args), **{k: probe if v is source else v for k, v in kwargs.items()})
+    return func(
+        *(probe if a is source else a for a in args), **{k: probe if v is source else v for k, v in kwargs.items()}
+    )
 
 
 def _spares(args: tuple[Any, ...], kwargs: dict[str, Any], axis: Axis, ndim: int) -> bool:
     """Whether the dimensions that a function names do not hold the batch."""
     dims = kwargs.get("dim", kwargs.get("dims", args[-1] if len(args) > 1 else None))
     given = [dims] if isinstance(dims, int) else dims
-    if "dim" not in kwargs and "dims" not in kwargs and len(args) > 1 and isinstance(args[1], int) and any(isinstance(a, Tensor) for a in args[2:]):
+    if (
+        "dim" not in kwargs
+        and "dims" not in kwargs
+        and len(args) > 1
+        and isinstance(args[1], int)
+        and any(isinstance(a, Tensor) for a in args[2:])
+    ):
         given = [args[1]]
     return isinstance(given, (list, tuple)) and all(isinstance(d, int) and d % ndim != axis.dim for d in given)
 
 
 def _tried(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], source: Tensor, axis: Axis, outputs: int, batch: int
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    source: Tensor,
+    axis: Axis,
+    outputs: int,
+    batch: int,
 ) -> list[Axis | None]:
     line = torch.arange(source.shape[axis.dim], device=source.device).div(axis.inner, rounding_mode="floor") % batch
-    numbers = line.to(torch.int16).reshape([-1 if d == axis.dim else 1 for d in range(source.ndim)]).expand(source.shape)
+    numbers = (
+        line.to(torch.int16).reshape([-1 if d == axis.dim else 1 for d in range(source.ndim)]).expand(source.shape)
+    )
     result = _on(numbers, source, func, args, kwargs)
     results = [result] if isinstance(result, Tensor) else [r for r in result if r.dtype == torch.int16]
     return [axes.read(r, batch) for r in results[:outputs]]

@@ -262,10 +262,40 @@ for _cell, _step in (
 STOPPED.update(
     forms(
         *(
-            "var std var_mean std_mean norm vector_norm matrix_norm rsqrt reciprocal round floor ceil trunc fix sign sgn heaviside ".split()
+            [
+                "var",
+                "std",
+                "var_mean",
+                "std_mean",
+                "norm",
+                "vector_norm",
+                "matrix_norm",
+                "rsqrt",
+                "reciprocal",
+                "round",
+                "floor",
+                "ceil",
+                "trunc",
+                "fix",
+                "sign",
+                "sgn",
+                "heaviside",
+            ]
         ),
         *(
-            "floor_divide __floordiv__ fmod remainder __mod__ histc bincount affine_grid affine_grid_generator cov corrcoef".split()
+            [
+                "floor_divide",
+                "__floordiv__",
+                "fmod",
+                "remainder",
+                "__mod__",
+                "histc",
+                "bincount",
+                "affine_grid",
+                "affine_grid_generator",
+                "cov",
+                "corrcoef",
+            ]
         ),
     )
 )

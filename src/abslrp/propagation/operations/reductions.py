@@ -150,7 +150,7 @@ def largest(e: Engine, run: Run, input: Tensor, *args: Any, **kwargs: Any) -> An
     name = _called(run)
     if not args and not kwargs:
         return lambda: getattr(torch, f"a{name}")(input)
-    second = args[0] if args else kwargs.get("other", kwargs.get("dim"))
+    second: Any = args[0] if args else kwargs.get("other", kwargs.get("dim"))
     if isinstance(second, Tensor):
         return lambda: getattr(torch, f"{name}imum")(input, second)
 
