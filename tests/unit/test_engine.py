@@ -209,6 +209,17 @@ def test_unknown_function_is_an_error_that_names_it_its_place_and_the_remedy() -
     assert abslrp.explain(model, x, unknown="gradient").maps.abs().sum() > 0
 
 
+def test_function_without_a_gradient_is_an_error_too() -> None:
+    with pytest.raises(abslrp.UnsupportedOperation, match="spherical_bessel_j0"):
+        abslrp.explain(lambda x: torch.special.spherical_bessel_j0(x) @ torch.ones(4, 2), torch.randn(2, 4))
+    for harmless in (torch.zeros_like, torch.Tensor.detach, lambda x: x.data, lambda x: x.new_ones(x.shape), torch.rand_like, lambda x: (x > 0).float()):
+        abslrp.explain(lambda x, f=harmless: (x + f(x)) @ torch.ones(4, 2), torch.randn(2, 4))
+
+
+def test_methods_can_be_listed_twice() -> None:
+    assert abslrp.methods().keys() == abslrp.methods().keys() >= {"abslrp", "abslrp-agree"}
+
+
 class Twice(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

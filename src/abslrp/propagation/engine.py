@@ -22,7 +22,7 @@ from abslrp.propagation.coverage import Coverage, Meter
 from abslrp.propagation.frames import module_path, root_inputs
 from abslrp.propagation.functions import Keeper, Planned, Relevance
 from abslrp.propagation.kinds import Kind
-from abslrp.propagation.operations import OPERATIONS, STOPPED
+from abslrp.propagation.operations import CONSTANT, OPERATIONS, STOPPED
 from abslrp.propagation.rules import Call, Steps
 from abslrp.propagation.rulesets import Rule
 from abslrp.propagation.starts import passes
@@ -281,7 +281,7 @@ class Propagation(TorchFunctionMode):
         outputs = [t for t in _tensors((result,)) if t.requires_grad]
         if func in WRITING and args[0].requires_grad:
             outputs.append(args[0])
-        if not outputs:
+        if not outputs and (func in CONSTANT or not any(t.is_floating_point() for t in _tensors((result,)))):
             return result
         if self._unknown != "gradient":
             raise UnsupportedOperation(

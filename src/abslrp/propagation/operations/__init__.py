@@ -1,6 +1,6 @@
 """From torch callables to operation kinds; importing this fills the table."""
 
 from abslrp.propagation.operations import composite, elementwise, norms, products, reductions
-from abslrp.propagation.operations.table import OPERATIONS, STOPPED
+from abslrp.propagation.operations.table import CONSTANT, OPERATIONS, STOPPED
 
-__all__ = ["OPERATIONS", "STOPPED", "composite", "elementwise", "norms", "products", "reductions"]
+__all__ = ["CONSTANT", "OPERATIONS", "STOPPED", "composite", "elementwise", "norms", "products", "reductions"]

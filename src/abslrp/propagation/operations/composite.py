@@ -14,7 +14,7 @@ from abslrp.propagation.axes import Axis
 from abslrp.propagation.kinds import vector_jacobian
 from abslrp.propagation.operations.products import Bilinear
 from abslrp.propagation.operations.reductions import nonnegative_map
-from abslrp.propagation.operations.table import OPERATIONS, STOPPED, Engine, Run, forms, row
+from abslrp.propagation.operations.table import CONSTANT, OPERATIONS, STOPPED, Engine, Run, forms, row
 
 
 def composed(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -259,6 +259,13 @@ for _cell, _step in (
     row(_cell)(_cell_build)
 
 
+CONSTANT.update(
+    forms(
+        *("detach data zeros_like ones_like empty_like full_like rand_like randn_like randint_like bernoulli new_zeros".split()),
+        *("new_ones new_empty new_full new_tensor numpy tolist item isnan isinf grad linspace".split()),
+    ),
+    {descriptor.__get__ for descriptor in (Tensor.data, Tensor.grad)},  # type: ignore[attr-defined]
+)
 STOPPED.update(
     forms(
         *(

@@ -34,6 +34,8 @@ class Engine(Protocol):
 
 Row = Callable[..., "Planned | Callable[[], Any]"]
 OPERATIONS: dict[Callable[..., Any], Row] = {}
+CONSTANT: set[Callable[..., Any]] = set()
+"""Functions that make a new constant from a tensor, whatever it depends on."""
 STOPPED: set[Callable[..., Any]] = set()
 """Functions whose result counts as a constant: statistics that normalise, steps without slope."""
 
