@@ -151,15 +151,15 @@ def doctor(
     x = loaded.transform(photograph)[None].to(device)
     with abslrp.propagate(method, **read_settings(option)) as propagation:
         outputs = logits(loaded.model(x), len(x))
-    maps = propagation.relevance(outputs, x)
+    maps = propagation.relevance(outputs, x, "target")
     coverage, console = propagation.coverage, Console()
     console.print(coverage_tables(coverage))
     sound = bool(maps.isfinite().all()) and bool(maps.any())
     verdict = "works: the map is finite and not zero" if sound else "runs, but its map is zero or not finite"
     console.print(f"\n{loaded.name} {verdict}.", markup=False, highlight=False)
     console.print(
-        f"{coverage.arrived:.2%} of the relevance arrived at the input, {coverage.lost_elsewhere:.2%} was lost outside "
-        "the operations above.",
+        f"{coverage.arrived:.2%} of the predicted class's relevance arrived at the input; {coverage.lost_elsewhere:.2%} "
+        "stopped at class tokens, masks or cropped borders, or met relevance of the other sign.",
         highlight=False,
         soft_wrap=True,
     )

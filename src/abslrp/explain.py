@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from abslrp.propagation.engine import BatchLost
+from abslrp.propagation.functions import BatchLost
 from abslrp.query import Answer, Query, make_query, undisturbed
 from abslrp.registry import Method
 from abslrp.registry import method as find_method
@@ -57,18 +57,20 @@ def explain(
         raise AbslrpError(
             "batch_size cannot be used with forward=, whose other inputs cannot be split: call explain on parts instead."
         )
+    if at is not None and not chosen.at:
+        raise AbslrpError(f"at={at!r} cannot be used with {method}, which makes maps of the input only.")
     query = make_query(model, images, targets, forward, at)
     with undisturbed(query.inputs):
-        parts = [_answer(chosen, part, options, forward is None) for part in _parts(query, batch_size)]
+        parts = [_answer(chosen, part, options) for part in _parts(query, batch_size)]
     maps, classes, outputs = (torch.cat(column) for column in zip(*parts, strict=True))
     return Attribution(maps.float(), classes, outputs.float(), method, dict(options))
 
 
-def _answer(method: Method, query: Query, options: dict[str, Any], divisible: bool) -> Answer:
+def _answer(method: Method, query: Query, options: dict[str, Any]) -> Answer:
     try:
         answer = method(query, **options)
     except BatchLost:
-        if not divisible or len(query.inputs) == 1:
+        if not query.divisible or len(query.inputs) == 1:
             raise
         singles = [method(one, **options) for one in _parts(query, 1)]
         answer = Answer(*(torch.cat(column) for column in zip(*singles, strict=True)))

@@ -24,13 +24,17 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Query:
-    """What a method is asked: logits come from ``forward``; ``at`` names the module whose output's map is wanted."""
+    """What a method is asked: logits come from ``forward``; ``at`` names the module whose output's map is wanted.
+
+    ``divisible`` tells whether the inputs may be split or repeated, which a caller's own forward need not allow.
+    """
 
     model: Callable[..., Any]
     inputs: Tensor
     targets: Tensor | None
     call: Callable[[Tensor], Any]
     at: str | None = None
+    divisible: bool = True
 
     def forward(self, x: Tensor) -> Tensor:
         """The model's outputs of shape (batch, classes)."""
@@ -60,7 +64,7 @@ def make_query(
     x = check_inputs(inputs, model, forward)
     if at is not None:
         named_module(model, at)
-    return Query(model, x, check_targets(targets, len(x)), forward or model, at)
+    return Query(model, x, check_targets(targets, len(x)), forward or model, at, forward is None)
 
 
 def unwrap(model: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,12 +13,13 @@ from abslrp.types import AbslrpError
 if TYPE_CHECKING:
     from abslrp.query import Answer, Query
 
-METHOD_MODULES = ("abslrp.methods.relevance",)
+METHOD_MODULES = tuple(f"abslrp.methods.{room}" for room in ("relevance", "gradients", "cam", "attention", "controls"))
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to make maps: ``run`` answers a query, ``options`` are its names with their defaults."""
+    """A way to make maps: ``run`` answers a query, ``options`` are its names with their defaults; ``at`` tells
+    whether it can give the map of a module inside the model."""
 
     name: str
     description: str
@@ -28,6 +29,7 @@ class Method:
     options: Mapping[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     class_specific: bool = True
+    at: bool = False
 
     def __call__(self, query: Query, **options: Any) -> Answer:
         return self.run(query, **{**self.options, **options})

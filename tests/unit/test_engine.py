@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import abslrp
-from abslrp.propagation.engine import BatchLost
+from abslrp.propagation.functions import BatchLost
 
 
 def relevance(function: Callable[[Tensor], Tensor], x: Tensor, **options: Any) -> Tensor:
@@ -212,7 +212,14 @@ def test_unknown_function_is_an_error_that_names_it_its_place_and_the_remedy() -
 def test_function_without_a_gradient_is_an_error_too() -> None:
     with pytest.raises(abslrp.UnsupportedOperation, match="spherical_bessel_j0"):
         abslrp.explain(lambda x: torch.special.spherical_bessel_j0(x) @ torch.ones(4, 2), torch.randn(2, 4))
-    for harmless in (torch.zeros_like, torch.Tensor.detach, lambda x: x.data, lambda x: x.new_ones(x.shape), torch.rand_like, lambda x: (x > 0).float()):
+    for harmless in (
+        torch.zeros_like,
+        torch.Tensor.detach,
+        lambda x: x.data,
+        lambda x: x.new_ones(x.shape),
+        torch.rand_like,
+        lambda x: (x > 0).float(),
+    ):
         abslrp.explain(lambda x, f=harmless: (x + f(x)) @ torch.ones(4, 2), torch.randn(2, 4))
 
 
@@ -346,9 +353,11 @@ def test_lost_batch_falls_back_to_single_samples() -> None:
         return mixed[order.argsort()].reshape(x.shape) @ w
 
     x = randn(3, 6)
-    with pytest.raises(BatchLost, match="one sample at a time"), abslrp.propagate("abslrp") as p:
-        p.watch(x.clone())
-        model(p._inputs[0])
+    leaf = x.clone().requires_grad_()
+    with abslrp.propagate("abslrp") as p:
+        out = model(leaf)
+    with pytest.raises(BatchLost, match="one sample at a time"):
+        p.relevance(out, leaf, "target")
     whole = abslrp.explain(model, x)
     torch.testing.assert_close(whole.maps[1], abslrp.explain(model, x[1:2]).maps[0])
 
@@ -388,3 +397,89 @@ def test_relevance_of_something_else_is_a_clear_error() -> None:
         out = model(x)
     with pytest.raises(abslrp.AbslrpError, match="do not depend on x"):
         p.relevance(out, torch.randn(1, 3))
+
+
+def test_views_of_parameters_are_constants() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Parameter(torch.randn(3, 4)), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head((x + self.table[0]) * self.table.view(12)[:4].expand(len(x), -1))
+
+    torch.manual_seed(0)
+    model, x = Shifted().eval(), torch.randn(2, 4)
+    trainable = abslrp.explain(model, x).maps
+    model.requires_grad_(False)
+    torch.testing.assert_close(abslrp.explain(model, x).maps, trainable, rtol=0, atol=0)
+
+
+def test_what_comes_last_is_looked_at_too() -> None:
+    with pytest.raises(abslrp.UnsupportedOperation, match="TwiceBackward"):
+        abslrp.explain(lambda x: Twice.apply(x @ torch.ones(4, 2)), torch.randn(2, 4))
+
+
+def test_vmap_is_refused() -> None:
+    w = torch.randn(4, 2)
+    with pytest.raises(abslrp.UnsupportedOperation, match="vmap"):
+        abslrp.explain(lambda x: x @ w + torch.vmap(lambda row: row @ w)(x), torch.randn(2, 4))
+
+
+def test_no_grad_inside_a_model_makes_constants() -> None:
+    def model(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = x.sum(1, keepdim=True)
+        return (x * scale) @ torch.ones(4, 2)
+
+    x = torch.rand(2, 4)
+    expected = abslrp.explain(lambda v: (v * v.detach().sum(1, keepdim=True)) @ torch.ones(4, 2), x).maps
+    torch.testing.assert_close(abslrp.explain(model, x).maps, expected)
+
+
+BUFFERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "setitem": lambda x: _filled(x),
+    "copy": lambda x: _filled(x, True),
+    "list index": lambda x: x[:, [2, 0, 1]],
+    "unfold": lambda x: F.unfold(x.reshape(len(x), 1, 3, 4), 2),
+    "rot90": lambda x: torch.rot90(x.reshape(len(x), 3, 4), 1, (1, 2)),
+    "index batch": lambda x: x[torch.arange(len(x)), torch.tensor([1, 0, 2])[: len(x)]],
+    "cat out": lambda x: torch.cat([x, x], 1, out=torch.empty(0, dtype=x.dtype)),
+    "clamp live": lambda x: torch.clamp(x, min=x.mean(-1, keepdim=True)),
+    "complex": lambda x: torch.view_as_real(
+        torch.view_as_complex(x.reshape(len(x), 6, 2).contiguous()) * torch.tensor(0.6 + 0.8j)
+    ).flatten(1),
+    "max with indices": lambda x: F.max_pool1d(x, 2, return_indices=True)[0],
+    "median": lambda x: x.median(1).values,
+    "scatter_reduce": lambda x: torch.zeros(len(x), 2, 4, dtype=x.dtype).scatter_reduce(
+        1, torch.tensor([0, 1, 0]).reshape(1, 3, 1).expand_as(x), x, "mean", include_self=False
+    ),
+    "cdist": lambda x: torch.cdist(x, torch.zeros(2, 4, dtype=x.dtype)),
+    "sparse": lambda x: (torch.eye(12, dtype=x.dtype).to_sparse() @ x.flatten(1).t()).t(),
+}
+
+
+def _filled(x: Tensor, copy: bool = False) -> Tensor:
+    out = torch.zeros(len(x), 5, 4, dtype=x.dtype)
+    for t in range(3):
+        if copy:
+            out[:, t].copy_(torch.sin(x[:, t]))
+        else:
+            out[:, t] = torch.sin(x[:, t])
+    return out
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_samples_stay_apart_through_unusual_functions(name: str) -> None:
+    x = randn(3, 3, 4)
+    torch.manual_seed(0)
+    w = torch.randn(BUFFERS[name](x).flatten(1).shape[1], 2, dtype=torch.float64)
+    model = lambda v: torch.tanh(BUFFERS[name](v * 1.5).flatten(1)) @ w  # noqa: E731
+    whole = abslrp.explain(model, x, targets=0, start="target")
+    torch.testing.assert_close(whole.outputs, model(x).float())
+    for n in range(3):
+        if name == "index batch" and n:
+            break
+        torch.testing.assert_close(
+            abslrp.explain(model, x[n : n + 1], targets=0, start="target").maps[0], whole.maps[n]
+        )

@@ -38,18 +38,6 @@ def test_shapes_types_and_outputs() -> None:
     assert len(a) == 4 and a[1].maps.shape == (1, 3, 10, 10) and a[-1:].targets.shape == (1,)
 
 
-@pytest.mark.parametrize("method", abslrp.methods())
-def test_batch_size_order_and_company_do_not_matter(method: str) -> None:
-    model = small().double()
-    x, targets = X.double(), torch.tensor([0, 3, 1, 2])
-    whole = abslrp.explain(model, x, targets, method).maps
-    for size in (1, 3):
-        torch.testing.assert_close(abslrp.explain(model, x, targets, method, batch_size=size).maps, whole)
-    order = torch.tensor([2, 0, 3, 1])
-    torch.testing.assert_close(abslrp.explain(model, x[order], targets[order], method).maps, whole[order])
-    torch.testing.assert_close(abslrp.explain(model, x[2:3], 1, method).maps[0], whole[2])
-
-
 def test_targets_are_honoured_in_every_form() -> None:
     model = small()
     one = abslrp.explain(model, X, targets=[3, 3, 0, 0])

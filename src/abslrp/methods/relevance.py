@@ -4,46 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+import torch
 
-from abslrp.propagation.api import DEFAULTS, propagate, settle
+from abslrp.methods.common import Tap, baseline_of
+from abslrp.propagation.api import propagate, settle
 from abslrp.propagation.rulesets import RULESETS
+from abslrp.propagation.starts import target
 from abslrp.query import Answer, Query
 from abslrp.registry import Method, register_method
 from abslrp.types import AbslrpError
 
 PAPER = "Vukadin, Afrić, Šilić, Delač (2024), doi 10.1145/3649458"
+BACH = "Bach et al. (2015), doi 10.1371/journal.pone.0130140"
 
 
-class Tap:
-    """Takes a module's last output while it runs, and hands the model a copy that it may write over."""
-
-    def __init__(self, module: nn.Module | None) -> None:
-        self.value: Tensor | None = None
-        self._module = module
-        self._handle: Any = None
-
-    def __enter__(self) -> Tap:
-        if self._module is not None:
-            self._handle = self._module.register_forward_hook(self._take)
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-
-    def _take(self, module: nn.Module, args: Any, output: Any) -> Any:
-        if isinstance(output, Tensor):
-            self.value = output
-            return output.clone()
-        if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
-            self.value = output[0]
-            rest = [output[0].clone(), *output[1:]]
-            return type(output)(rest) if not hasattr(output, "_fields") else type(output)(*rest)
-        return None
-
-
-def propagated(query: Query, ruleset: str, options: dict[str, Any]) -> Answer:
+def propagated(query: Query, ruleset: str, options: dict[str, Any], positive: bool = False) -> Answer:
     """One forward under the engine, then the passes of the start backwards."""
     settled = settle(ruleset, options)
     leaf = query.inputs.detach().clone().requires_grad_()
@@ -52,33 +27,109 @@ def propagated(query: Query, ruleset: str, options: dict[str, Any]) -> Answer:
         outputs = query.forward(leaf.clone())
     at = leaf if query.at is None else tap.value
     if at is None:
-        raise AbslrpError(
-            f"module {query.at!r} did not run or gave no tensor, so it has no relevance: name another module in at=."
-        )
+        raise AbslrpError(f"module {query.at!r} did not run or gave no tensor: name another module in at=.")
     targets = query.aim(outputs)
     maps = engine.relevance(outputs, at, settled["start"], targets=targets, retain=False)
-    return Answer(maps, targets, outputs.detach())
+    return Answer(maps.clamp(min=0) if positive else maps, targets, outputs.detach())
 
 
-def _register(name: str, description: str, citation: str, **defaults: Any) -> None:
+def deeplift(query: Query, baseline: Any = 0.0, **options: Any) -> Answer:
+    """Multipliers between input and baseline, which run as one batch, times their difference."""
+    x = query.inputs
+    base = baseline_of(baseline, x)
+    leaf = torch.cat([x, base]).detach().clone().requires_grad_()
+    with propagate("deeplift", measure=False, **options) as engine:
+        engine.watch(leaf)
+        outputs = query.forward(leaf.clone())
+    targets = query.aim(outputs[: len(x)])
+    multipliers = engine.relevance(outputs, leaf, target(outputs, torch.cat([targets, targets])), retain=False)
+    return Answer(multipliers[: len(x)] * (x - base), targets, outputs[: len(x)].detach())
+
+
+def _register(
+    name: str,
+    description: str,
+    citation: str,
+    ruleset: str | None = None,
+    positive: bool = False,
+    family: str = "relevance propagation",
+    **defaults: Any,
+) -> None:
+    rules = ruleset or name
     register_method(
         Method(
             name=name,
             description=description,
-            family="relevance propagation",
+            family=family,
             citation=citation,
-            run=lambda query, **options: propagated(query, name, options),
-            options={**DEFAULTS, **RULESETS[name].defaults, **defaults},
+            run=lambda query, **options: propagated(query, rules, options, positive),
+            options={**RULESETS[rules].defaults, **defaults},
+            at=True,
         )
     )
 
 
 _register("abslrp", "positive contributions over the absolute output, contrastive start (the paper's)", PAPER)
-# A logit's sign says nothing (softmax does not change when all logits are shifted), so at the head evidence for a class is what
-# raises its logit, also where the logit is negative.
+# A logit's sign says nothing (softmax does not change when all logits are shifted), so at the head evidence for a class is
+# what raises its logit, also where the logit is negative.
 _register(
     "abslrp-agree",
     "contributions that agree with the output's sign, two-pass start (ours, sharper on transformers)",
     f"this library, after {PAPER}",
     head="positive",
+)
+_register("lrp-epsilon", "each contribution over the output, which ε keeps from 0", BACH)
+_register(
+    "lrp-gamma",
+    "LRP-ε with contributions that agree with the output strengthened",
+    "Montavon et al. (2019), LRP overview",
+)
+_register("lrp-alpha1beta0", "positive contributions over their own sum", BACH)
+_register("lrp-alpha2beta1", "twice the positive contributions less the negative ones, each over its own sum", BACH)
+_register(
+    "clrp",
+    "LRP-α1β0 for the target less the same for all other classes, positive part",
+    "Gu, Yang, Tresp (2018), arXiv 1812.02100",
+    "lrp-alpha1beta0",
+    positive=True,
+    start="two-pass",
+)
+_register(
+    "rap", "contributions over their absolute sum, the surplus spread evenly", "Nam et al. (2020), arXiv 1904.00605"
+)
+_register(
+    "crap",
+    "RAP for the target less RAP for all other classes, positive part",
+    f"Nam et al. (2020); contrast as in {PAPER}",
+    "rap",
+    positive=True,
+    start="two-pass",
+)
+_register(
+    "attnlrp",
+    "LRP-ε with Taylor rules for softmax and products in attention",
+    "Achtibat et al. (2024), arXiv 2402.05602",
+)
+_register(
+    "deconvolution",
+    "gradient with the rectifier applied to it",
+    "Zeiler, Fergus (2014), arXiv 1311.2901",
+    family="gradient",
+)
+_register(
+    "guided-backprop",
+    "gradient through active units, positive part at every rectifier",
+    "Springenberg et al. (2014), arXiv 1412.6806",
+    family="gradient",
+)
+register_method(
+    Method(
+        name="deeplift",
+        description="change of output over change of input against a baseline, rescale rule",
+        family="gradient",
+        citation="Shrikumar, Greenside, Kundaje (2017), arXiv 1704.02685",
+        run=deeplift,
+        options={"baseline": 0.0, "unknown": "gradient"},
+        needs=("baseline",),
+    )
 )

@@ -27,14 +27,13 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "unknown": ("error", "gradient"),
     "head": ("same", "positive"),
 }
-DEFAULTS: dict[str, Any] = {"pooling": "winner", "attention": "all", "eps": 1e-9, "unknown": "error", "head": "same"}
 
 
 def settle(ruleset: str, options: dict[str, Any]) -> dict[str, Any]:
     """Options with the ruleset's defaults, checked one by one."""
     if ruleset not in RULESETS:
         raise AbslrpError(f"ruleset {ruleset!r} is unknown: choose one of {', '.join(RULESETS)}.")
-    settled = {**DEFAULTS, **RULESETS[ruleset].defaults}
+    settled = dict(RULESETS[ruleset].defaults)
     for name, value in options.items():
         if name not in settled:
             raise AbslrpError(f"option {name!r} is unknown for {ruleset}: choose from {', '.join(sorted(settled))}.")
@@ -42,8 +41,10 @@ def settle(ruleset: str, options: dict[str, Any]) -> dict[str, Any]:
             continue
         if name in OPTIONS and value not in OPTIONS[name]:
             raise AbslrpError(f"{name}={value!r} is unknown: choose one of {', '.join(OPTIONS[name])}.")
-        if name == "eps" and not (isinstance(value, (int, float)) and value > 0):
-            raise AbslrpError(f"eps={value!r} must be a number above 0, such as the default 1e-9.")
+        if name in ("eps", "gamma") and not (isinstance(value, (int, float)) and value > 0):
+            raise AbslrpError(f"{name}={value!r} must be a number above 0, such as the default {settled[name]}.")
+        if name == "relative" and not isinstance(value, bool):
+            raise AbslrpError(f"relative={value!r} must be True or False.")
     return {**settled, **options}
 
 
@@ -65,14 +66,14 @@ def propagate(ruleset: str = "abslrp", *, measure: bool = True, **options: Any) 
     'affine'
     """
     o = settle(ruleset, options)
-    rules = {**CONTRIBUTIONS[o["contributions"]], "maximum": POOLING[o["pooling"]]}
-    head = {**CONTRIBUTIONS["positive"], "maximum": rules["maximum"]} if o["head"] == "positive" else rules
+    rules = RULESETS[ruleset].make(o)
+    head = {**CONTRIBUTIONS["positive"], "maximum": rules["maximum"]} if o.get("head") == "positive" else rules
     return Propagation(
         rules,
         head,
-        conserve=o["conserve"],
-        eps=o["eps"],
-        attention=o["attention"],
+        conserve=o.get("conserve", "none"),
+        eps=o.get("eps", 1e-10),
+        attention=o.get("attention", "all"),
         unknown=o["unknown"],
         measure=measure,
         start=o["start"],

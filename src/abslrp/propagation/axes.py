@@ -117,26 +117,20 @@ def viewed(axis: Axis, source: Tensor, view: Callable[[Tensor], Any]) -> list[Ax
 
 
 def read(numbers: Tensor, batch: int) -> Axis | None:
-    """The axis of a tensor whose elements are the numbers of their samples; None where they lie in no such order.
+    """The axis of a tensor whose elements are the numbers of their samples, −1 for nobody's; None where they lie in no order.
 
     >>> read(torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1]]), 2)
     Axis(dim=1, inner=2)
+    >>> read(torch.tensor([[0, -1], [1, -1]]), 2)
+    Axis(dim=0, inner=1)
     """
-    for dim in range(numbers.ndim):
-        line = (
-            numbers[tuple(slice(None) if d == dim else 0 for d in range(numbers.ndim))]
-            if numbers.numel()
-            else numbers.new_empty(0)
-        )
-        other = (line != 0).nonzero()
-        if not len(other):
+    known = numbers >= 0
+    for dim, size in enumerate(numbers.shape):
+        if size % batch or not size:
             continue
-        axis = Axis(dim, int(other[0]))
-        places = torch.arange(len(line), device=line.device)
-        wanted = (
-            (places // max(axis.inner, 1) % batch)
-            .to(numbers.dtype)
-            .reshape([-1 if d == dim else 1 for d in range(numbers.ndim)])
-        )
-        return fits(axis, numbers.shape, batch) if bool((numbers == wanted).all()) else None
+        places = torch.arange(size, device=numbers.device)
+        for inner in dict.fromkeys((size // batch, *(n for n in range(1, size // batch) if size % (n * batch) == 0))):
+            wanted = (places // inner % batch).reshape([-1 if d == dim else 1 for d in range(numbers.ndim)])
+            if bool(((numbers == wanted) | ~known).all()):
+                return Axis(dim, inner)
     return None

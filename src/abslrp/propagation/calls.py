@@ -81,6 +81,8 @@ def out_of_place(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Tensor | None, tuple[Any, ...], dict[str, Any]]:
     """The function that computes the same without writing, what it would have written to, and its arguments."""
+    if kwargs.get("out") is not None:
+        return func, kwargs["out"], args, {k: v for k, v in kwargs.items() if k != "out"}
     if func in structural.STRUCTURAL:
         return func, None, args, kwargs
     signature = _inplace_signature(func)
@@ -89,9 +91,6 @@ def out_of_place(
         written = next(iter(bound.values())) if bound.pop("inplace", False) else None
         first = next(iter(bound))
         return func, written, (bound.pop(first),), {k: v for k, v in bound.items() if not k.startswith("_")}
-    if kwargs.get("out") is not None:
-        rest = {k: v for k, v in kwargs.items() if k != "out"}
-        return func, kwargs["out"], args, rest
     twin = _IN_PLACE.get(func)
     return (func, None, args, kwargs) if twin is None else (twin, args[0], args, kwargs)
 

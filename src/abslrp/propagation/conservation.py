@@ -62,4 +62,16 @@ def none(
     return step.pull(R)
 
 
-CONSERVATIONS: dict[str, Conserve] = {"sign": sign, "joint": joint, "each": each, "none": none}
+def surplus(
+    step: Transport, R: Tensor, axis: Axis | None, inputs: Sequence[Axis | None], batch: int
+) -> tuple[Tensor, ...]:
+    """r − Ψ at the non-zero r of a sample, Ψ = (Σ r − Σ R) / (their number): RAP's even spreading of the surplus."""
+    maps = step.pull(R)
+    alive = [(r != 0).to(r.dtype) for r in maps]
+    total = sum(sample_sums(r, its, batch) for r, its in zip(maps, inputs, strict=True))
+    number = sum(sample_sums(a, its, batch) for a, its in zip(alive, inputs, strict=True))
+    psi = _ratio(total - sample_sums(R, axis, batch), torch.as_tensor(number))
+    return tuple(r - a * spread(psi.to(r.dtype), r.shape, its) for r, a, its in zip(maps, alive, inputs, strict=True))
+
+
+CONSERVATIONS: dict[str, Conserve] = {"sign": sign, "joint": joint, "each": each, "none": none, "surplus": surplus}

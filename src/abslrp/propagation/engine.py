@@ -33,10 +33,6 @@ class UnsupportedOperation(AbslrpError):
     """A function without a rule met a tensor that carries relevance."""
 
 
-class BatchLost(AbslrpError):
-    """The samples of a batch could not be told apart any more; one sample at a time always works."""
-
-
 class State:
     """What the engine knows of a tensor: where its batch lies, whether it is ≥ 0, whether it is an attention matrix."""
 
@@ -73,13 +69,16 @@ class Propagation(TorchFunctionMode):
         start: str = "target",
     ) -> None:
         super().__init__()
-        self._rules, self._head, self._eps, self._conserving = rules, head, eps, conserve != "none"
+        self._rules, self._head, self._eps = rules, head, eps
         self.conserve = CONSERVATIONS[conserve]
+        self._by_sample = conserve != "none" or "affine" not in rules
         self.attention, self._unknown, self._start = attention, unknown, start
         self._meter = Meter() if measure else None
         self.measuring = measure
         self._keeper = Keeper()
         self._inputs: list[Tensor] = []
+        self.attentions: list[Tensor] = []
+        self._stopped: set[str] = set()
         self._lent: list[Tensor] = []
         self._started = False
         self.batch = 0
@@ -141,9 +140,8 @@ class Propagation(TorchFunctionMode):
             for t in lent:
                 t.requires_grad_()
             if not outputs.requires_grad or not x.requires_grad:
-                raise AbslrpError(
-                    "the outputs do not depend on x under the engine: run the model on x inside the propagate context."
-                )
+                raise AbslrpError(self._unreached("the outputs do not depend on x under the engine"))
+            self._state(outputs)
             _mark_head(outputs)
             (r,) = torch.autograd.grad(
                 outputs, x, (start * factor).to(outputs.dtype), retain_graph=retain, allow_unused=True
@@ -152,25 +150,28 @@ class Propagation(TorchFunctionMode):
             for t in lent:
                 t.requires_grad_(False)
         if r is None:
-            raise AbslrpError(
-                "no relevance reached x: the outputs do not depend on it, or every way to it stops at a constant."
-            )
+            raise AbslrpError(self._unreached("no relevance reached x, on which the outputs do not depend"))
         if self._meter is not None:
             self._meter.end(r)
         r = r if r.dtype == torch.float64 else r.float()
         return r / factor
 
+    def _unreached(self, what: str) -> str:
+        stopped = f"; relevance stops at {', '.join(sorted(self._stopped))}" if self._stopped else ""
+        return f"{what}: run the model on x inside the propagate context, without detaching it{stopped}."
+
     # ------------------------------------------------------------ what operations ask
 
     def live(self, value: Any) -> bool:
-        """Whether a value depends on the input; parameters do not, whether they are frozen or not."""
+        """Whether a value depends on the input; parameters and their views do not, whether they are frozen or not."""
         if not isinstance(value, Tensor) or not value.requires_grad:
             return False
-        return (
-            value.grad_fn is not None
-            or not isinstance(value, torch.nn.Parameter)
-            or any(value is x for x in self._inputs)
-        )
+        if value.grad_fn is not None or any(value is x for x in self._inputs):
+            return True
+        if isinstance(value, torch.nn.Parameter) or value._is_view():
+            return False
+        self.watch(value)
+        return True
 
     def nonnegative(self, value: Any) -> bool:
         if isinstance(value, Tensor):
@@ -180,6 +181,10 @@ class Propagation(TorchFunctionMode):
 
     def is_attention(self, value: Any) -> bool:
         return isinstance(value, Tensor) and self._state(value).attention
+
+    def attended(self, matrix: Tensor) -> None:
+        """Remember an attention matrix that values are about to be summed with."""
+        self.attentions.append(matrix)
 
     def rule(self, kind: Kind, call: Call, head: bool) -> Steps:
         return (self._head if head else self._rules)[kind.kind](kind, call, self._eps)
@@ -197,6 +202,13 @@ class Propagation(TorchFunctionMode):
         if not self._started:
             self._adopt()
         tensors = list(_tensors((args, kwargs)))
+        if not tensors:
+            return func(*args, **kwargs)
+        if torch._C._functorch.maybe_current_level() is not None:
+            raise UnsupportedOperation(
+                f"{_name(func)}{_where()} runs inside torch.vmap or torch.func, whose tensors hide their batch: "
+                "pass forward= that calls the model without it."
+            )
         alive = [t for t in tensors if self.live(t)] if torch.is_grad_enabled() else []
         if not alive:
             return self._constant(func, args, kwargs)
@@ -204,19 +216,25 @@ class Propagation(TorchFunctionMode):
             self._state(tensor, func)
         base, written, args, kwargs = out_of_place(func, args, kwargs)
         if base in STOPPED:
+            self._stopped.add(_name(func))
             if self._meter is not None:
                 self._meter.coverage.stopped[_name(func)] += 1
             return self._constant(func, args, kwargs)
         build = OPERATIONS.get(base)
         result = NotImplemented if build is None else self._operate(base, build, args, kwargs)
         if result is NotImplemented:
-            return self._without_rule(func, args, kwargs, alive)
+            result = self._without_rule(func, args, kwargs, alive)
+            if base is not func:
+                return result
         if written is None:
             return result
         self._keeper.about_to_write(written)
+        if not written.numel():
+            written.resize_(result.shape)
         written.copy_(result)
         state = self._state(result) if self.live(result) else State(None, False, False, 0)
         self._mark(written, state.axis, state.nonnegative, state.attention)
+        self._mark_base(written)
         return written
 
     def _adopt(self) -> None:
@@ -229,7 +247,7 @@ class Propagation(TorchFunctionMode):
         """A function of constants, or one that relevance does not pass."""
         if func in WRITING and args and isinstance(args[0], Tensor):
             self._keeper.about_to_write(args[0])
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or not any(t.requires_grad for t in _tensors((args, kwargs))):
             return func(*args, **kwargs)
         with torch.no_grad():
             return func(*args, **kwargs)
@@ -245,25 +263,26 @@ class Propagation(TorchFunctionMode):
 
     def _apply(self, base: Any, planned: Planned) -> Tensor:
         states = [self._state(x) for x in planned.inputs]
+        ruled = planned.kind.kind in self._rules
         meta: dict[str, Any] = {
             "nonnegative": [self.nonnegative(x) for x in planned.inputs],
             "inputs": tuple(s.axis for s in states),
             "head": False,
-            "record": 0 if self._meter is None else self._meter.layer(module_path(), _name(base), planned.kind.kind),
         }
-        output: Tensor = Relevance.apply(self, planned, self._keeper, meta, *planned.inputs)
+        if ruled and self._meter is not None:
+            meta["record"] = self._meter.layer(module_path(), _name(base), planned.kind.kind)
+        output: Tensor = (
+            Relevance.apply(self, planned, self._keeper, meta, *planned.inputs) if ruled else planned.compute()
+        )
         axis = None
         if self.batch > 1:
-            ways = (
-                fits(planned.follow(s.axis, n, x.shape, output.shape), output.shape, self.batch)
+            ways = {
+                fits(planned.follow(s.axis, n, x.shape, output.shape), output.shape, self.batch) if s.axis else None
                 for n, (s, x) in enumerate(zip(states, planned.inputs, strict=True))
-                if s.axis is not None
-            )
-            axis = next((a for a in ways if a is not None), None)
-            if axis is None and self._conserving and (output.ndim > 0 or output.requires_grad):
-                raise BatchLost(
-                    f"{_name(base)}{_where()} mixes or moves the batch in a way that cannot be followed: pass one sample at a time."
-                )
+            }
+            axis = ways.pop() if len(ways) == 1 else None
+            if axis is None and ruled and self._by_sample:
+                meta["lost"] = f"{_name(base)}{_where()}"
         meta["output"] = axis
         self._mark(output, axis, planned.nonnegative, planned.attention)
         return output
@@ -306,18 +325,23 @@ class Propagation(TorchFunctionMode):
 
     def _follow(self, func: Any, args: Any, kwargs: Any, alive: list[Tensor], outputs: list[Tensor]) -> None:
         """Tell the outputs of a function that moved elements what is known of its inputs."""
-        axes: list[Axis | None] = [None] * len(outputs)
+        found = []
         for source in alive if self.batch > 1 else ():
             axis = self._state(source).axis
-            if axis is not None and None in axes:
-                found = structural.follow(func, args, kwargs, source, axis, outputs, self.batch)
-                axes = [old or new for old, new in zip(axes, found, strict=True)]
+            found.append(
+                [None] * len(outputs)
+                if axis is None
+                else structural.follow(func, args, kwargs, source, axis, outputs, self.batch)
+            )
+        axes = [ways[0] if len(set(ways)) == 1 else None for ways in zip(*found, strict=True)] or [None] * len(outputs)
         sign = func in structural.SIGN_KEEPING and all(
             self.nonnegative(t) for t in _tensors((args, kwargs)) if t.is_floating_point()
         )
         attention = any(self._state(t).attention for t in alive)
         for output, axis in zip(outputs, axes, strict=True):
             self._mark(output, axis, sign, attention)
+            if func in WRITING:
+                self._mark_base(output)
 
     # ------------------------------------------------------------ what is known of tensors
 
@@ -325,19 +349,26 @@ class Propagation(TorchFunctionMode):
     def _mark(tensor: Tensor, axis: Axis | None, nonnegative: bool, attention: bool) -> None:
         tensor._abslrp = State(axis, nonnegative, attention, tensor._version)  # type: ignore[attr-defined]
 
+    def _mark_base(self, written: Tensor) -> None:
+        """A tensor of which a part was written over carries relevance from now on."""
+        base = written._base
+        if base is None or not base.requires_grad or isinstance(getattr(base, "_abslrp", None), State):
+            return
+        axis = self._state(written).axis if self.batch > 1 else None
+        self._mark(base, structural.base_axis(written, axis, self.batch) if axis else None, False, False)
+
     def _state(self, tensor: Tensor, func: Any = None) -> State:
         state = getattr(tensor, "_abslrp", None)
         if isinstance(state, State):
             return state
+        made_by = type(tensor.grad_fn).__name__
+        if made_by in ("CopySlices", "AsStridedBackward0"):  # another view of a tensor that was written over
+            return State(None, False, False, -1)
         # a leaf is an input; a module's backward hooks wrap tensors in an identity
-        known = (
-            tensor.grad_fn is None
-            or any(tensor is x for x in self._inputs)
-            or "BackwardHook" in type(tensor.grad_fn).__name__
-        )
+        known = tensor.grad_fn is None or "BackwardHook" in made_by or any(tensor is x for x in self._inputs)
         if not known and self._unknown != "gradient":
             raise UnsupportedOperation(
-                f"{_name(func) if func else 'a function'}{_where()} got a tensor made by {type(tensor.grad_fn).__name__}, "
+                f"{_name(func) if func else 'a function'}{_where()} got a tensor made by {made_by}, "
                 "which the engine did not see "
                 "(a custom autograd function, scripted or compiled code): replace it by torch functions, or pass unknown='gradient'."
             )

@@ -15,6 +15,7 @@ from abslrp.propagation.conservation import Conserve, each
 from abslrp.propagation.coverage import mass
 from abslrp.propagation.kinds import Kind
 from abslrp.propagation.rules import Call, Steps, Transport
+from abslrp.types import AbslrpError
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class Host(Protocol):
 
     def rule(self, kind: Kind, call: Call, head: bool) -> Steps: ...
     def measured(self, record: int, R: Tensor, change: Tensor) -> None: ...
+
+
+class BatchLost(AbslrpError):
+    """The samples of a batch could not be told apart any more; one sample at a time always works."""
 
 
 class Kept:
@@ -91,6 +96,8 @@ class Relevance(torch.autograd.Function):
         ctx: Any, host: Host, planned: Planned, keeper: Keeper, meta: dict[str, Any], *inputs: Tensor
     ) -> Tensor:
         output = planned.compute()
+        if output._is_view() or any(output is x for x in inputs):
+            output = output.clone()
         ctx.host, ctx.kind, ctx.meta = host, planned.kind, meta
         ctx.kept = keeper.keep((*inputs, output))
         return output
@@ -98,9 +105,13 @@ class Relevance(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, R: Tensor) -> tuple[Any, ...]:
         host, meta = ctx.host, ctx.meta
+        if "lost" in meta and bool(R.any()):
+            raise BatchLost(
+                f"{meta['lost']} mixes or moves the batch in a way that cannot be followed: pass one sample at a time."
+            )
         *inputs, output = (_wide(t) for t in ctx.kept.tensors)
         maps: tuple[Tensor, ...] = (_wide(R),)
-        steps = host.rule(ctx.kind, Call(inputs, meta["nonnegative"], output), meta["head"])
+        steps = host.rule(ctx.kind, Call(inputs, meta["nonnegative"], output, meta["output"], host.batch), meta["head"])
         change = torch.zeros((), device=R.device)
         for number, step in enumerate(steps):
             axes = meta["inputs"] if number == len(steps) - 1 else (meta["output"],)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from abslrp.propagation.axes import Axis
 from abslrp.propagation.kinds import Gate, Linear, LinearMap, Maximum, Norm, Scale, Shift, Smooth, Softmax, Sum
 
 MASKED = 1e-30  # a softmax output below this was masked out: its input says nothing
@@ -30,11 +31,14 @@ class Transport:
 
 @dataclass(frozen=True)
 class Call:
-    """What a rule is told: the inputs that take relevance, which of them are known to be ≥ 0, and the output."""
+    """What a rule is told: the inputs that take relevance, which of them are known to be ≥ 0, the output and where its
+    batch lies."""
 
     inputs: Sequence[Tensor]
     nonnegative: Sequence[bool]
     output: Tensor
+    axis: Axis | None = None
+    batch: int = 1
 
 
 Steps = list[Transport]
@@ -68,17 +72,17 @@ def linear_positive(op: Linear, call: Call, eps: float) -> Steps:
 
     def pull(R: Tensor) -> tuple[Tensor, ...]:
         s = R / size
-        return tuple(_positive_part(m, x, s, n) for m, x, n in zip(maps, call.inputs, call.nonnegative, strict=True))
+        return tuple(positive_part(m, x, s, n) for m, x, n in zip(maps, call.inputs, call.nonnegative, strict=True))
 
     def columns() -> Tensor:
         if len(maps) == 1 and (call.nonnegative[0] or maps[0].nonnegative):
             return maps[0].positive().apply(call.inputs[0].clamp(min=0)) / size
-        return _halves(op, call, maps, _without_bias(op, h)) / size
+        return _halves(op, call, maps, without_bias(op, h)) / size
 
     return [Transport(pull, columns)]
 
 
-def _positive_part(m: LinearMap, x: Tensor, s: Tensor, nonnegative: bool) -> Tensor:
+def positive_part(m: LinearMap, x: Tensor, s: Tensor, nonnegative: bool) -> Tensor:
     r = m.positive().adjoint(s, x)
     if nonnegative:
         return r * x
@@ -87,7 +91,7 @@ def _positive_part(m: LinearMap, x: Tensor, s: Tensor, nonnegative: bool) -> Ten
     return r if below is None else r + below.adjoint(s, x) * x.clamp(max=0)
 
 
-def _without_bias(op: Linear, h: Tensor) -> Tensor:
+def without_bias(op: Linear, h: Tensor) -> Tensor:
     return h if op.bias is None else h - op.bias.to(h.dtype)
 
 
@@ -114,7 +118,7 @@ def linear_agreeing(op: Linear, call: Call, eps: float) -> Steps:
         )
 
     def columns() -> Tensor:
-        return _halves(op, call, maps, sigma * _without_bias(op, h)) / size
+        return _halves(op, call, maps, sigma * without_bias(op, h)) / size
 
     return [Transport(pull, columns)]
 

@@ -35,10 +35,14 @@ RESHAPED = named(
 )
 VIEWED = named(
     "transpose permute t movedim moveaxis swapaxes swapdims expand expand_as broadcast_to select narrow unbind split "
-    "split_with_sizes chunk tensor_split hsplit vsplit dsplit __getitem__ unfold diagonal rot90 T mT H mH "
+    "split_with_sizes chunk tensor_split hsplit vsplit dsplit __getitem__ unfold diagonal T mT H mH "
     "unsafe_chunk unsafe_split unsafe_split_with_sizes"
 )
-LEFT_ALIGNED = {F.fold, F.unfold} | named("pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle")
+VIEWED.discard(F.unfold)
+LEFT_ALIGNED = {F.fold, F.unfold} | named(
+    "pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle view_as_real view_as_complex complex "
+    "max_unpool1d max_unpool2d max_unpool3d"
+)
 STACKED = named("stack")
 KEPT = named(
     "contiguous clone to float double half bfloat16 type type_as cpu cuda alias "
@@ -48,7 +52,7 @@ KEPT = named(
     "select_scatter slice_scatter diagonal_scatter block_diag combinations cartesian_prod meshgrid broadcast_tensors "
     "requires_grad __setitem__ copy sort topk kthvalue resolve_conj resolve_neg pin_memory fill zero fill_diagonal "
     "as_strided msort rename refine_names align_to put __deepcopy__ flatten_dense_tensors argwhere nan_to_num "
-    "view_as_real view_as_complex real imag new_tensor grid_sampler_indices identity"
+    "real imag rot90 as_tensor asarray new_tensor grid_sampler_indices identity"
 )
 STRUCTURAL = RESHAPED | VIEWED | LEFT_ALIGNED | STACKED | KEPT
 
@@ -85,7 +89,9 @@ def follow(
     moved: Iterable[Axis | None]
     if func in RESHAPED:
         return [axes.reshaped(axis, shape, out.shape, batch) for out in outputs]
-    if func in VIEWED and not any(isinstance(i, Tensor) for i in _indices((*args[1:], *kwargs.values()))):
+    if func is Tensor.__setitem__ and args[0] is not source:
+        return [_written(args, source, axis, batch)]
+    if func in VIEWED and not any(isinstance(i, (Tensor, list)) for i in _indices((*args[1:], *kwargs.values()))):
         found = axes.viewed(axis, source, lambda probe: _on(probe, source, func, args, kwargs))
         return [axes.fits(a, out.shape, batch) for a, out in zip(found, outputs, strict=True)]
     if func in MOVING and not (func in _ALONG and _spares(args, kwargs, axis, source.ndim)):
@@ -128,6 +134,12 @@ def _spares(args: tuple[Any, ...], kwargs: dict[str, Any], axis: Axis, ndim: int
     return isinstance(given, (list, tuple)) and all(isinstance(d, int) and d % ndim != axis.dim for d in given)
 
 
+def _numbers(source: Tensor, axis: Axis, batch: int) -> Tensor:
+    """The number of its sample for every element of a tensor."""
+    line = torch.arange(source.shape[axis.dim], device=source.device).div(axis.inner, rounding_mode="floor") % batch
+    return line.to(torch.int16).reshape([-1 if d == axis.dim else 1 for d in range(source.ndim)]).expand(source.shape)
+
+
 def _tried(
     func: Callable[..., Any],
     args: tuple[Any, ...],
@@ -137,13 +149,26 @@ def _tried(
     outputs: int,
     batch: int,
 ) -> list[Axis | None]:
-    line = torch.arange(source.shape[axis.dim], device=source.device).div(axis.inner, rounding_mode="floor") % batch
-    numbers = (
-        line.to(torch.int16).reshape([-1 if d == axis.dim else 1 for d in range(source.ndim)]).expand(source.shape)
-    )
-    result = _on(numbers, source, func, args, kwargs)
+    result = _on(_numbers(source, axis, batch), source, func, args, kwargs)
     results = [result] if isinstance(result, Tensor) else [r for r in result if r.dtype == torch.int16]
     return [axes.read(r, batch) for r in results[:outputs]]
+
+
+def _written(args: tuple[Any, ...], source: Tensor, axis: Axis, batch: int) -> Axis | None:
+    """The axis of a constant tensor into which a part that has one was written."""
+    numbers = torch.full(args[0].shape, -1, dtype=torch.int16, device=args[0].device)
+    numbers[args[1]] = _numbers(source, axis, batch)
+    return axes.read(numbers, batch)
+
+
+def base_axis(part: Tensor, axis: Axis, batch: int) -> Axis | None:
+    """The axis of the tensor that ``part`` is a view of, when the part was written over."""
+    base = part._base
+    assert base is not None
+    numbers = torch.empty_strided(base.shape, base.stride(), dtype=torch.int16, device=base.device).fill_(-1)
+    view = numbers.as_strided(part.shape, part.stride(), part.storage_offset() - base.storage_offset())
+    view.copy_(_numbers(part, axis, batch))
+    return axes.read(numbers, batch)
 
 
 def _indices(args: Iterable[Any]) -> Iterable[Any]:

@@ -44,6 +44,8 @@ def attention(
         hidden = attn_mask.logical_not()
     elif attn_mask is not None:
         scores = scores + attn_mask
+        if torch.isneginf(attn_mask).any():
+            hidden = torch.isneginf(attn_mask)
     if hidden is not None:
         scores = scores.masked_fill(hidden, -torch.inf)
     weights = torch.softmax(scores, -1)
@@ -75,6 +77,30 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
 @composed("addr")
 def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     return torch.add(torch.mul(input, beta), torch.mul(vec1.unsqueeze(-1), vec2), alpha=alpha)
+
+
+@composed("diff")
+def diff(input: Tensor, n: int = 1, dim: int = -1) -> Tensor:
+    for _ in range(n):
+        input = input.narrow(dim, 1, input.shape[dim] - 1) - input.narrow(dim, 0, input.shape[dim] - 1)
+    return input
+
+
+@composed("cdist")
+def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, *rest: Any, **more: Any) -> Tensor:
+    apart = x1.unsqueeze(-2) - x2.unsqueeze(-3)
+    return apart.abs().sum(-1) if p == 1 else apart.abs().pow(p).sum(-1).pow(1 / p)
+
+
+@composed("_grouped_mm")
+def grouped_mm(
+    input: Tensor, mat2: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, **more: Any
+) -> Tensor:
+    if offs is None:
+        return torch.matmul(input, mat2)
+    ends = offs.tolist()
+    parts = [torch.matmul(input[a:b], w) for a, b, w in zip([0, *ends], ends, mat2.unbind(0), strict=False)]
+    return torch.cat(parts)
 
 
 @composed("glu")
@@ -209,13 +235,13 @@ def _recurrent(name: str, step: Callable[..., tuple[Tensor, ...]]) -> None:
         if len(rest) != 7:
             return NotImplemented  # packed sequences
         weights, biases, layers, _, _, bidirectional, batch_first = rest
+        if len(weights) != layers * (1 + bidirectional) * (4 if biases else 2):
+            return NotImplemented  # projections
 
         def loop() -> Any:
             x = input.transpose(0, 1) if batch_first else input
             starts = second if isinstance(second, (list, tuple)) else [second]
             size = 4 if biases else 2
-            if any(len(weights) != layers * (1 + bidirectional) * size for _ in [0]):
-                raise RuntimeError("recurrent layers with projections are not supported")
             finals: list[tuple[Tensor, ...]] = []
             for layer in range(layers):
                 sides = []
@@ -261,10 +287,10 @@ for _cell, _step in (
 
 CONSTANT.update(
     forms(
-        *("detach data zeros_like ones_like empty_like full_like rand_like randn_like randint_like bernoulli new_zeros".split()),
-        *("new_ones new_empty new_full new_tensor numpy tolist item isnan isinf grad linspace".split()),
+        *("detach", "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like"),
+        *("bernoulli", "new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "numpy", "tolist", "item"),
     ),
-    {descriptor.__get__ for descriptor in (Tensor.data, Tensor.grad)},  # type: ignore[attr-defined]
+    {getattr(Tensor, name).__get__ for name in ("data", "grad")},
 )
 STOPPED.update(
     forms(

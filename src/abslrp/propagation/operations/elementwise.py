@@ -43,9 +43,22 @@ def _scale_plan(e: Engine, run: Run, x: Tensor, constant: Any) -> Planned:
 
 @row("mul", "multiply", "__mul__", "__rmul__")
 def mul(e: Engine, run: Run, input: Any, other: Any) -> Any:
+    if any(isinstance(t, Tensor) and t.is_complex() for t in (input, other)):
+        return lambda: _complex_product(torch.as_tensor(input), torch.as_tensor(other))
     if e.live(input) and e.live(other):
         return MULTIPLY.plan(e, run, input, other)
     return _scale_plan(e, run, input, other) if e.live(input) else _scale_plan(e, run, other, input)
+
+
+def _complex_product(a: Tensor, b: Tensor) -> Tensor:
+    """(p + iq)(r + is) in real numbers, which is what rules know."""
+    parts = [torch.view_as_real(t).unbind(-1) if t.is_complex() else (t, None) for t in (a, b)]
+    (p, q), (r, s) = parts
+    if s is None or q is None:
+        u, v, w = (p, q, r) if s is None else (r, s, p)
+        assert v is not None
+        return torch.view_as_complex(torch.stack([u * w, v * w], -1))
+    return torch.view_as_complex(torch.stack([p * r - q * s, p * s + q * r], -1))
 
 
 @row("div", "divide", "true_divide", "__truediv__", "__div__")
@@ -171,11 +184,10 @@ def _gate(name: str) -> Row:
     def build(e: Engine, run: Run, input: Tensor, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
         function = getattr(F, name, None) or getattr(torch, name)
         if any(e.live(a) for a in (*args, *kwargs.values())):
-            return lambda: (
-                torch.where(input > args[0], input, args[0])
-                if "min" in name or name == "clamp"
-                else function(input, args[0].detach())
-            )
+            if not name.startswith(("clamp", "clip")):
+                return lambda: function(input, *(a.detach() if isinstance(a, Tensor) else a for a in args))
+            bounds = dict(zip(("max",) if name == "clamp_max" else ("min", "max"), args, strict=False)) | kwargs
+            return lambda: _between(input, bounds.get("min"), bounds.get("max"))
         return Planned(
             Gate(active(*args, **kwargs), lambda x: function(x, *args, **kwargs)),
             (input,),
@@ -185,6 +197,14 @@ def _gate(name: str) -> Row:
         )
 
     return build
+
+
+def _between(x: Tensor, least: Any, most: Any) -> Tensor:
+    """Clamping to bounds that carry relevance themselves."""
+    for bound, limit in ((least, torch.maximum), (most, torch.minimum)):
+        if bound is not None:
+            x = limit(x, torch.as_tensor(bound, dtype=x.dtype, device=x.device))
+    return x
 
 
 def _smooth(name: str) -> Row:

@@ -33,12 +33,13 @@ class Bilinear:
     def plan(self, e: Engine, run: Run, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Planned:
         """The operation with one or two live factors: an affine map, or a product with each the other's weight."""
         left, right = e.live(a), e.live(b)
-        if left and right and e.attention != "all":
+        if left and right:
             first, second = e.is_attention(a), e.is_attention(b)
             if first or second:
-                keep_values = e.attention == "values"
-                left = first is not keep_values
-                right = not left
+                e.attended(a if first else b)
+                if e.attention != "all":
+                    left = first is not (e.attention == "values")
+                    right = not left
         if left and right:
             maps = lambda t: [self._left._with(t[1]), self._right._with(t[0])]  # noqa: E731
             return Planned(Linear(maps, bias, "product"), (a, b), run, self._both, self._sign(e, a, b, bias))
@@ -106,6 +107,8 @@ def linear(e: Engine, run: Run, input: Tensor, weight: Tensor, bias: Tensor | No
 @row("matmul", "__matmul__", "bmm", "mm", "mv", "dot", "vdot", "inner")
 def matmul(e: Engine, run: Run, input: Tensor, other: Tensor | None = None, **names: Tensor) -> Any:
     b = other if other is not None else next(iter(names.values()))
+    if input.is_sparse or b.is_sparse:
+        return lambda: torch.matmul(*(t.to_dense() if t.is_sparse else t for t in (input, b)))
     if input.ndim == 1 and b.ndim == 1:
         return lambda: (input * b).sum()
     if input.ndim == 1:

@@ -82,6 +82,8 @@ def _reduction(function: Callable[..., Tensor]) -> Row:
 
 
 row("mean")(_reduction(torch.mean))
+row("nanmean")(_reduction(torch.nanmean))
+row("nansum")(_reduction(torch.nansum))
 row("sum")(_reduction(torch.sum))
 
 
@@ -89,8 +91,8 @@ def _max_pool(name: str) -> Row:
     pool = getattr(F, name)
 
     def build(e: Engine, run: Run, input: Tensor, *args: Any, return_indices: bool = False, **kwargs: Any) -> Any:
-        if return_indices:
-            return lambda: (getattr(F, name.replace("_with_indices", ""))(input, *args, **kwargs), run()[1])
+        if return_indices or _called(run).endswith("_with_indices"):
+            return lambda: (pool(input, *args, **kwargs), _untouched(run)[1])
         plain = lambda x: pool(x, *args, **kwargs)  # noqa: E731
         kind = Maximum(lambda R, t: (vector_jacobian(plain, t[0], R),))
         return Planned(kind, (input,), run, follow_unmoved, e.nonnegative(input))
@@ -106,7 +108,7 @@ for _name in (
     "adaptive_max_pool2d",
     "adaptive_max_pool3d",
 ):
-    row(_name, f"_{_name}")(_max_pool(_name))
+    row(_name, f"_{_name}", f"{_name}_with_indices")(_max_pool(_name))
 
 
 # ---------------------------------------------------------------- maxima
@@ -140,23 +142,28 @@ def extreme(e: Engine, run: Run, input: Tensor, dim: Any = (), keepdim: bool = F
     )
 
 
+def _untouched(run: Run) -> Any:
+    """The operation's own result, for the indices in it."""
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        return run()
+
+
 def _called(run: Run) -> str:
     return str(getattr(run, "name", ""))
 
 
-@row("max", "min")
+@row("max", "min", "median")
 def largest(e: Engine, run: Run, input: Tensor, *args: Any, **kwargs: Any) -> Any:
     """max and min in their three forms: of everything, along a dimension with indices, of two tensors."""
     name = _called(run)
     if not args and not kwargs:
-        return lambda: getattr(torch, f"a{name}")(input)
+        return lambda: input.flatten().median(0).values if name == "median" else getattr(torch, f"a{name}")(input)
     second: Any = args[0] if args else kwargs.get("other", kwargs.get("dim"))
     if isinstance(second, Tensor):
         return lambda: getattr(torch, f"{name}imum")(input, second)
 
     def split() -> Any:
-        with torch._C.DisableTorchFunction():
-            result = run()
+        result = _untouched(run)
         indices = result.indices
         keep = args[1] if len(args) > 1 else kwargs.get("keepdim", False)
         values = input.gather(second, indices if keep else indices.unsqueeze(second))
@@ -245,6 +252,27 @@ def grid_sample(
         return NotImplemented
     places = grid.detach()
     return nonnegative_map(e, run, input, lambda x: F.grid_sample(x, places.to(x.dtype), mode, *args, **kwargs))
+
+
+@row("scatter_reduce")
+def scatter_reduce(
+    e: Engine, run: Run, input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Any:
+    """Sums, means and extremes of a source's elements at their new places, of a constant start."""
+    if not e.live(src) or e.live(input) or reduce == "prod":
+        return NotImplemented
+    start = input.detach()
+
+    def place(x: Tensor, onto: Tensor = start) -> Tensor:
+        return torch.scatter_reduce(onto.to(x.dtype), dim, index, x, reduce, include_self=include_self)
+
+    if reduce in ("amax", "amin"):
+        return Planned(Maximum(_winners(place)), (src,), run, follow_same)
+    zero = torch.zeros_like(start)
+    planned = nonnegative_map(e, run, src, lambda x: place(x, zero))
+    assert isinstance(planned.kind, Linear)
+    bias = _untouched(run) - place(src.detach(), zero)
+    return Planned(Linear(planned.kind.maps, bias), planned.inputs, run, follow_same)
 
 
 @row("index_add", "scatter_add")

@@ -1,0 +1,32 @@
+"""Maps that know nothing, to compare with."""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+
+from abslrp.methods.common import plain_outputs, whole
+from abslrp.query import Answer, Query
+from abslrp.registry import Method, register_method
+
+
+def constant(query: Query) -> Answer:
+    """1 everywhere."""
+    outputs = plain_outputs(query, query.inputs)
+    return Answer(torch.ones_like(query.inputs), query.aim(outputs), outputs)
+
+
+def random(query: Query, seed: int) -> Answer:
+    """Uniform noise in [0, 1), drawn from the seed and the input itself, so that no map depends on its company."""
+    outputs = plain_outputs(query, query.inputs)
+    maps = []
+    for x in query.inputs:
+        content = zlib.crc32(x.detach().cpu().float().contiguous().numpy().tobytes())
+        generator = torch.Generator().manual_seed(content ^ whole("seed", seed, 0))
+        maps.append(torch.rand(x.shape, generator=generator).to(x.device))
+    return Answer(torch.stack(maps), query.aim(outputs), outputs)
+
+
+register_method(Method("constant", "1 everywhere", "control", "—", constant, {}, (), False))
+register_method(Method("random", "uniform noise", "control", "—", random, {"seed": 0}, (), False))

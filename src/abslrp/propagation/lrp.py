@@ -1,0 +1,271 @@
+"""The older rules on the same engine: LRP-ε, αβ, γ, RAP, AttnLRP, guided backpropagation, deconvolution, DeepLIFT.
+
+Letters: z_ij = x_i w_ij contributions, b bias, h = Σ_i z_ij + b output, z⁺ and z⁻ positive and negative parts (z⁻ ≤ 0). Where an
+operation has two inputs, each the other's weight, each gets half, so that nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from abslrp.propagation.axes import Axis
+from abslrp.propagation.kinds import Gate, Linear, LinearMap, Maximum, Norm, Smooth, Softmax, Sum, vector_jacobian
+from abslrp.propagation.rules import (
+    MASKED,
+    Call,
+    Steps,
+    Transport,
+    cleaned,
+    diagonal,
+    positive_part,
+    signs,
+    without_bias,
+)
+
+
+def stabilised(h: Tensor, eps: float, relative: bool = False) -> Tensor:
+    """h + ε sign(h) with sign(0) = +1; ``relative`` makes ε a share of h's root mean square over the tensor."""
+    return h + (eps * h.square().mean().sqrt() if relative else eps) * signs(h)
+
+
+def _each(op: Linear, call: Call) -> list[tuple[LinearMap, Tensor, bool]]:
+    return list(zip(op.maps(call.inputs), call.inputs, call.nonnegative, strict=True))
+
+
+def _sums(op: Linear, call: Call, pairs: Sequence[tuple[LinearMap, Tensor, bool]]) -> tuple[Tensor, Tensor]:
+    """Σ_i z⁺_ij and Σ_i z⁻_ij."""
+    signed = without_bias(op, call.output)
+    m, x, _ = pairs[0]
+    absolute = m.absolute().apply(x.abs())
+    return (
+        0.5 * cleaned(absolute + signed, absolute).clamp(min=0),
+        0.5 * cleaned(signed - absolute, absolute).clamp(max=0),
+    )
+
+
+def _negative_part(m: LinearMap, x: Tensor, s: Tensor, nonnegative: bool) -> Tensor:
+    """Σ_j z⁻_ij s_j = x⁺ · (W⁻ᵀ s) + x⁻ · (W⁺ᵀ s)."""
+    below = m.negative()
+    r = torch.zeros_like(x) if below is None else below.adjoint(s, x) * x.clamp(min=0)
+    return r if nonnegative else r + m.positive().adjoint(s, x) * x.clamp(max=0)
+
+
+def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
+    return torch.where(denominator == 0, 0.0, numerator / denominator.masked_fill(denominator == 0, 1.0))
+
+
+# ---------------------------------------------------------------- LRP-ε (Bach et al. 2015)
+
+
+def linear_epsilon(op: Linear, call: Call, eps: float, relative: bool = False) -> Steps:
+    """r_i = Σ_j z_ij / (h_j + ε sign h_j) · R_j, the bias in the denominator."""
+    pairs, h = _each(op, call), call.output
+    size = stabilised(len(pairs) * h, eps, relative)
+    return [
+        Transport(
+            lambda R: tuple(m.adjoint(R / size, x) * x for m, x, _ in pairs),
+            lambda: (len(pairs) * without_bias(op, h) / size).abs(),
+        )
+    ]
+
+
+def sum_epsilon(op: Sum, call: Call, eps: float, relative: bool = False) -> Steps:
+    """r_a = a / (h + ε sign h) · R for each summand a."""
+    size = stabilised(call.output, eps, relative)
+    return _parts([x * c / size for x, c in zip(call.inputs, op.coefficients, strict=True)], call)
+
+
+def _parts(factors: list[Tensor], call: Call) -> Steps:
+    def pull(R: Tensor) -> tuple[Tensor, ...]:
+        return tuple((f * R).sum_to_size(x.shape) for f, x in zip(factors, call.inputs, strict=True))
+
+    return [Transport(pull, lambda: sum((f.abs() for f in factors[1:]), factors[0].abs()))]
+
+
+def _one_step(op: Norm, x: Tensor) -> tuple[Tensor, Tensor]:
+    """A norm as one affine step: x · g with g = w/σ, and what is added to it."""
+    mean, std = op.statistics(x)
+    gain = 1 / std if op.weight is None else op.weight.to(x.dtype) / std
+    added = torch.zeros_like(x) if mean is None else -mean * gain
+    return x * gain, added if op.bias is None else added + op.bias.to(x.dtype)
+
+
+def norm_epsilon(op: Norm, call: Call, eps: float, relative: bool = False) -> Steps:
+    """The ε rule for x · w/σ + (b − μ w/σ), statistics constant."""
+    part, _ = _one_step(op, call.inputs[0])
+    return [diagonal(part / stabilised(call.output, eps, relative), call.inputs[0])]
+
+
+# ---------------------------------------------------------------- LRP-αβ (Bach et al. 2015)
+
+
+def linear_alphabeta(op: Linear, call: Call, eps: float, alpha: float, beta: float) -> Steps:
+    """r_i = Σ_j (α z⁺_ij / (Σ_k z⁺_kj + b⁺_j) − β z⁻_ij / (Σ_k z⁻_kj + b⁻_j)) · R_j."""
+    pairs = _each(op, call)
+    above, below = _sums(op, call, pairs)
+    bias = torch.zeros((), dtype=above.dtype, device=above.device) if op.bias is None else op.bias.to(above.dtype)
+    up, down = above + bias.clamp(min=0) + eps, below + bias.clamp(max=0) - eps
+    share = 1 / len(pairs)
+
+    def pull(R: Tensor) -> tuple[Tensor, ...]:
+        maps = []
+        for m, x, nonnegative in pairs:
+            r = positive_part(m, x, R * (alpha * share) / up, nonnegative)
+            maps.append(r - _negative_part(m, x, R * (beta * share) / down, nonnegative) if beta else r)
+        return tuple(maps)
+
+    return [Transport(pull, lambda: alpha * above / up + beta * below / down)]
+
+
+def _alphabeta(parts: Sequence[Tensor], rest: Tensor, eps: float, alpha: float, beta: float) -> list[Tensor]:
+    up = sum((p.clamp(min=0) for p in parts), rest.clamp(min=0)) + eps
+    down = sum((p.clamp(max=0) for p in parts), rest.clamp(max=0)) - eps
+    return [alpha * p.clamp(min=0) / up - beta * p.clamp(max=0) / down for p in parts]
+
+
+def sum_alphabeta(op: Sum, call: Call, eps: float, alpha: float, beta: float) -> Steps:
+    """The αβ rule for the summands; constants are a bias."""
+    parts = [x * c for x, c in zip(call.inputs, op.coefficients, strict=True)]
+    total = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+    rest = cleaned(call.output - total, call.output.abs() + total.abs())
+    return _parts(_alphabeta(parts, rest, eps, alpha, beta), call)
+
+
+def norm_alphabeta(op: Norm, call: Call, eps: float, alpha: float, beta: float) -> Steps:
+    """The αβ rule for a norm as one affine step."""
+    part, added = _one_step(op, call.inputs[0])
+    return [diagonal(_alphabeta([part], added, eps, alpha, beta)[0], call.inputs[0])]
+
+
+# ---------------------------------------------------------------- LRP-γ (Montavon et al. 2019), for inputs of both signs
+
+
+def linear_gamma(op: Linear, call: Call, eps: float, gamma: float) -> Steps:
+    """z_ij + γ z⁺_ij where h_j > 0, z_ij + γ z⁻_ij where h_j < 0, over their own sum with the bias alike (Andéol et al. 2022)."""
+    pairs, h = _each(op, call), call.output
+    above, below = _sums(op, call, pairs)
+    bias = torch.zeros((), dtype=h.dtype, device=h.device) if op.bias is None else op.bias.to(h.dtype)
+    plus, minus = h > 0, h < 0
+    extra = torch.where(plus, above + bias.clamp(min=0), below + bias.clamp(max=0))
+    size = len(pairs) * stabilised(h + gamma * extra, eps)
+
+    def pull(R: Tensor) -> tuple[Tensor, ...]:
+        s = (R / size).masked_fill(h == 0, 0)
+        return tuple(
+            m.adjoint(s, x) * x + gamma * (positive_part(m, x, s * plus, n) + _negative_part(m, x, s * minus, n))
+            for m, x, n in pairs
+        )
+
+    def columns() -> Tensor:
+        handed = without_bias(op, h) + gamma * torch.where(plus, above, below)
+        return (len(pairs) * handed / size).abs()
+
+    return [Transport(pull, columns)]
+
+
+# ---------------------------------------------------------------- RAP (Nam et al. 2019), the paper's equation
+
+
+def linear_rap(op: Linear, call: Call, eps: float) -> Steps:
+    """r_i = Σ_j (α_j z⁺_ij / Σ z⁺ + β_j z⁻_ij / Σ z⁻) · R_j = Σ_j z_ij / Σ_k |z_kj| · R_j, the bias being one of the k."""
+    pairs = _each(op, call)
+    above, below = _sums(op, call, pairs)
+    size = above - below if op.bias is None else above - below + op.bias.to(above.dtype).abs()
+
+    def pull(R: Tensor) -> tuple[Tensor, ...]:
+        s = _over(R, len(pairs) * size)
+        return tuple(m.adjoint(s, x) * x for m, x, _ in pairs)
+
+    return [Transport(pull, lambda: _over(above - below, size))]
+
+
+def sum_rap(op: Sum, call: Call, eps: float) -> Steps:
+    """r_a = a / Σ|a| · R for each summand; constants count in the sum."""
+    parts = [x * c for x, c in zip(call.inputs, op.coefficients, strict=True)]
+    total = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+    rest = cleaned(call.output - total, call.output.abs() + total.abs())
+    size = sum((p.abs() for p in parts), rest.abs())
+    return _parts([_over(p, size) for p in parts], call)
+
+
+def norm_rap(op: Norm, call: Call, eps: float) -> Steps:
+    """The same for a norm as one affine step."""
+    part, added = _one_step(op, call.inputs[0])
+    return [diagonal(_over(part, part.abs() + added.abs()), call.inputs[0])]
+
+
+# ---------------------------------------------------------------- AttnLRP (Achtibat et al. 2024)
+
+
+def softmax_attnlrp(op: Softmax, call: Call, eps: float) -> Steps:
+    """r_i = x_i (R_i − h_i Σ_j R_j), the Taylor expansion of softmax at x."""
+    h = call.output
+    x = call.inputs[0].masked_fill(h < MASKED, 0)
+    return [Transport(lambda R: (x * (R - h * R.sum(op.dim, keepdim=True)),), x.abs)]
+
+
+# ---------------------------------------------------------------- gradients with another rule at rectifiers
+
+
+def gate_guided(op: Gate, call: Call, eps: float = 0.0) -> Steps:
+    """The gradient of the rectifier, of positive R only (Springenberg et al. 2014)."""
+    x = call.inputs[0]
+    return [
+        Transport(lambda R: (vector_jacobian(op.function, x, R.clamp(min=0)),), lambda: torch.ones_like(call.output))
+    ]
+
+
+def gate_deconvolution(op: Gate, call: Call, eps: float = 0.0) -> Steps:
+    """The rectifier on R itself, whatever the input was (Zeiler and Fergus 2014)."""
+    return [Transport(lambda R: (R.clamp(min=0),), lambda: torch.ones_like(call.output))]
+
+
+# ---------------------------------------------------------------- DeepLIFT, rescale rule (Shrikumar et al. 2017)
+
+
+def _halves(t: Tensor, axis: Axis | None, batch: int) -> tuple[Tensor, Tensor]:
+    """The inputs' and the baselines' half of a batch that holds both, one after the other."""
+    place = axis or Axis(0, 1)
+    folded = t.unflatten(place.dim, (-1, batch, place.inner))
+    first, second = folded.chunk(2, place.dim + 1)
+    return first, second
+
+
+def _both(t: Tensor, like: Tensor, place: Axis | None) -> Tensor:
+    return torch.cat([t, t], (place or Axis(0, 1)).dim + 1).reshape(like.shape)
+
+
+def rescale(op: Gate | Smooth | Softmax, call: Call, eps: float = 1e-10) -> Steps:
+    """The multiplier Δh/Δx between input and baseline, and the gradient where Δx is nothing."""
+    x, h = call.inputs[0], call.output
+    (a, b), (p, q) = (_halves(t, call.axis, call.batch) for t in (x, h))
+    near = (a - b).abs() < eps
+    ratio = _both((p - q) / (a - b).masked_fill(near, 1), x, call.axis)
+    close = _both(near, x, call.axis)
+
+    def pull(R: Tensor) -> tuple[Tensor, ...]:
+        function = op.function if not isinstance(op, Softmax) else lambda v: torch.softmax(v, op.dim)
+        return (torch.where(close, vector_jacobian(function, x, R), ratio * R),)
+
+    return [Transport(pull, lambda: ratio.abs())]
+
+
+def rescale_maximum(op: Maximum, call: Call, eps: float = 1e-10) -> Steps:
+    """Of a maximum: what input and baseline add above each other goes to their own winners, over Δx."""
+    if len(call.inputs) > 1:
+        return [Transport(lambda R: op.winners(R, call.inputs), lambda: torch.ones_like(call.output))]
+    x, h = call.inputs[0], call.output
+    (a, b), (p, q) = (_halves(t, call.axis, call.batch) for t in (x, h))
+    top = torch.maximum(p, q)
+    rise = torch.cat([top - q, p - top], (call.axis or Axis(0, 1)).dim + 1).reshape(h.shape)
+    near = (a - b).abs() < eps
+
+    def pull(R: Tensor) -> tuple[Tensor, ...]:
+        first, second = _halves(op.winners(R * rise, call.inputs)[0], call.axis, call.batch)
+        ratio = _both((first + second) / (a - b).masked_fill(near, 1), x, call.axis)
+        return (torch.where(_both(near, x, call.axis), op.winners(R, call.inputs)[0], ratio),)
+
+    return [Transport(pull, lambda: torch.ones_like(h))]
