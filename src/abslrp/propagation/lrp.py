@@ -265,7 +265,7 @@ def rescale_maximum(op: Maximum, call: Call, eps: float = 1e-10) -> Steps:
 
     def pull(R: Tensor) -> tuple[Tensor, ...]:
         first, second = _halves(op.winners(R * rise, call.inputs)[0], call.axis, call.batch)
-        ratio = _both((first + second) / (a - b).masked_fill(near, 1), x, call.axis)
-        return (torch.where(_both(near, x, call.axis), op.winners(R, call.inputs)[0], ratio),)
+        own, _ = _halves(op.winners(R, call.inputs)[0], call.axis, call.batch)
+        return (_both(torch.where(near, own, (first + second) / (a - b).masked_fill(near, 1)), x, call.axis),)
 
     return [Transport(pull, lambda: torch.ones_like(h))]

@@ -1,0 +1,45 @@
+"""On a GPU: the same maps as on the CPU, for every method, and in half precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.contract.test_methods import CASES, X, model_of, run
+
+import abslrp
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_cpu_and_gpu_agree(name: str, kind: str) -> None:
+    model, x = model_of(kind).double(), X.double()
+    here = run(name, model, x, [1, 4, 0])
+    there = run(name, model.cuda(), x.cuda(), [1, 4, 0])
+    assert there.maps.is_cuda and there.outputs.is_cuda and there.maps.dtype == torch.float32
+    torch.testing.assert_close(there.maps.cpu(), here.maps, rtol=1e-4, atol=1e-5 * float(here.maps.abs().max()))
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_deterministic_on_the_gpu(name: str, kind: str) -> None:
+    model, x = model_of(kind).cuda(), X.cuda()
+    state = torch.cuda.get_rng_state()
+    first, second = (run(name, model, x, 1).maps for _ in range(2))
+    torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5 * float(first.abs().max()))
+    assert torch.equal(state, torch.cuda.get_rng_state())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["convolutional", "transformer"])
+def test_half_precision_on_the_gpu(kind: str, dtype: torch.dtype) -> None:
+    model = model_of(kind).cuda()
+    full = abslrp.explain(model, X.cuda(), 1, start="target").maps.flatten(1)
+    half = abslrp.explain(model.to(dtype), X.cuda(), 1, start="target").maps.flatten(1)
+    assert half.isfinite().all()
+    for a, b in zip(full, half, strict=True):
+        assert torch.corrcoef(torch.stack([a, b]))[0, 1] > 0.95
+
+
+def test_inputs_on_another_device_are_a_clear_error() -> None:
+    with pytest.raises(abslrp.AbslrpError, match="the inputs are on cpu and the model is on cuda:0"):
+        abslrp.explain(model_of("convolutional").cuda(), X)

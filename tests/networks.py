@@ -1,0 +1,63 @@
+"""The real networks and images of ../shared, for tests that find them there."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from abslrp.inputs.images import Transform, read_image
+from abslrp.inputs.torchvision_ops import ensure_torchvision
+
+
+class VggGap(nn.Module):
+    def __init__(self) -> None:
+        import torchvision
+
+        super().__init__()
+        self.features = torchvision.models.vgg16().features
+        self.avgpool, self.classifier = nn.AdaptiveAvgPool2d(1), nn.Linear(512, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))  # type: ignore[no-any-return]
+
+
+FILES = {"resnet50": "resnet50-imagenet", "vit-tiny": "vit_tiny_patch16_224-imagenet", "vgg16": "vgg16gap-imagenette"}
+
+
+def shared_network(shared: Path, name: str) -> nn.Module:
+    """A network of ../shared/weights, in eval mode and float32."""
+    ensure_torchvision()
+    import timm
+    import torchvision
+    from safetensors.torch import load_file
+
+    if name == "resnet50":
+        model: nn.Module = torchvision.models.resnet50()
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eps = 1e-3
+        for layer in (model.layer2, model.layer3, model.layer4):
+            layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)  # type: ignore[index, union-attr]
+    else:
+        model = VggGap() if name == "vgg16" else timm.create_model("vit_tiny_patch16_224")
+    state = {k: v.float() for k, v in load_file(shared / "weights" / f"{FILES[name]}.safetensors").items()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected and all(k.endswith("num_batches_tracked") for k in missing)
+    return model.eval()
+
+
+def shared_images(shared: Path, name: str, number: int, seed: int = 0) -> Tensor:
+    """Images that the network was made for, drawn by a seed."""
+    mean, std, resize = {
+        "resnet50": ((0.48503, 0.45796, 0.40760), (1 / 255,) * 3, 224),
+        "vit-tiny": ((0.5,) * 3, (0.5,) * 3, 248),
+        "vgg16": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224),
+    }[name]
+    folder = shared / "data" / ("imagenette-val" if name == "vgg16" else "imagenet-val")
+    files = sorted(p for p in folder.glob("*/*") if p.suffix.lower() in (".jpeg", ".jpg", ".png"))
+    random.Random(seed).shuffle(files)
+    transform = Transform(size=(224, 224), resize=resize, mean=mean, std=std)
+    return torch.stack([transform(read_image(f)) for f in files[:number]])
