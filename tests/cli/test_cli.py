@@ -33,6 +33,25 @@ def tiny(names: list[str] | None = NAMES) -> LoadedModel:
     return LoadedModel(model, Transform(size=(16, 16), resize=20), names, "tiny")
 
 
+class Attentive(nn.Module):
+    """Sixteen patches and a class token, one attention over all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.first = nn.Conv2d(3, 8, 4, 4), nn.Parameter(torch.randn(1, 1, 8))
+        self.attention, self.head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.first.expand(len(x), -1, -1), tokens], 1)
+        return self.head((tokens + self.attention(tokens, tokens, tokens)[0])[:, 0])  # type: ignore[no-any-return]
+
+
+def attentive() -> LoadedModel:
+    torch.manual_seed(0)
+    return LoadedModel(Attentive().eval(), tiny().transform, NAMES, "attentive")
+
+
 @pytest.fixture(autouse=True)
 def _tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "load_model", lambda *args, **kwargs: tiny())
@@ -143,6 +162,58 @@ def test_option_reaches_the_method(capsys: Any, photographs: list[str], tmp_path
     assert seen == [{"conserve": "joint", "eps": 1e-6}]
 
 
+@pytest.mark.parametrize("name", sorted(registry.methods()))
+def test_every_method_explains(
+    capsys: Any, photographs: list[str], tmp_path: Path, monkeypatch: Any, name: str
+) -> None:
+    method = registry.method(name)
+    if "attention" in method.needs:
+        monkeypatch.setattr(models, "load_model", lambda *args, **kwargs: attentive())
+    short = {"masks": 4, "steps": 3, "samples": 2, "layer": "0", "progress": "true"}
+    words = [word for key, value in short.items() if key in method.options for word in ("--option", f"{key}={value}")]
+    out = tmp_path / "out"
+    code, _, err = run(capsys, "explain", *photographs, "--method", name, *words, "--out", out)
+    assert (code, err) == (0, "")
+    files = sorted(out.glob("*.npz"))
+    assert len(files) == 3
+    for file in files:
+        with np.load(file) as stored:
+            assert np.isfinite(stored["map"]).all()
+            assert str(stored["method"]) == name
+
+
+@pytest.mark.parametrize(
+    ("pair", "value"),
+    [
+        ("steps=20", 20),
+        ("baseline=0.5", 0.5),
+        ("baseline=-1", -1),
+        ("eps=1e-6", 1e-6),
+        ("progress=true", True),
+        ("absolute=False", False),
+        ("window=28,14", (28, 14)),
+        ("window=[28, 14]", [28, 14]),
+        ("layer=layer4", "layer4"),
+        ("layer=0", "0"),
+        ("layer=1.0", "1.0"),
+        ("layer=features.29", "features.29"),
+        ("conserve=none", "none"),
+        ("start=two-pass", "two-pass"),
+        ("rule=", ""),
+        ("rule='right'", "'right'"),
+        ("a=b=c", "b=c"),
+    ],
+)
+def test_options_are_read_as_what_they_are(pair: str, value: Any) -> None:
+    (read,) = cli.read_settings([pair]).values()
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_option_names_may_have_dashes() -> None:
+    assert cli.read_settings(["inner-batch=4"]) == {"inner_batch": 4}
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -158,10 +229,18 @@ def test_option_reaches_the_method(capsys: Any, photographs: list[str], tmp_path
         (["explain", "PHOTO", "--option", "conserve"], "KEY=VALUE"),
         (["explain", "PHOTO", "--option", "nonsense=1"], "'nonsense' is unknown"),
         (["explain", "PHOTO", "--option", "conserve=nonsense"], "'nonsense' is unknown"),
+        (["explain", "PHOTO", "--method", "gradcam", "--option", "layer=nonsense"], "'nonsense' is not in the model"),
+        (["explain", "PHOTO", "--method", "rise", "--option", "masks=many"], "masks='many' must be a whole number"),
+        (["explain", "PHOTO", "--method", "saliency", "--option", "steps=1"], "'steps' is unknown for saliency"),
+        (["explain", "PHOTO", "--method", "rollout"], "the model has no attention"),
+        (["methods", "abslpr"], "did you mean abslrp"),
         (["explain", "no/such/*.png"], "no image found"),
         (["explain", "PHOTO", "--out", "PHOTO/below"], "cannot be written"),
         (["doctor", "--image", "gone.png"], "does not exist"),
         (["doctor", "--method", "nonsense"], "nonsense"),
+        (["doctor", "--method", "gradcam"], "cannot do for gradcam: choose one of abslrp, "),
+        (["doctor", "--method", "deeplift"], "cannot do for deeplift"),
+        (["doctor", "--method", "clrp"], "cannot do for clrp"),
     ],
 )
 def test_errors_are_one_sentence(
@@ -208,6 +287,16 @@ def test_doctor_shows_coverage(capsys: Any, photographs: list[str]) -> None:
     assert "tiny works" in said
 
 
+@pytest.mark.parametrize("name", ["abslrp-agree", "lrp-epsilon", "lrp-alpha2beta1", "rap"])
+def test_doctor_takes_other_rules_and_tells_no_loss_that_is_none(
+    capsys: Any, photographs: list[str], name: str
+) -> None:
+    code, said, err = run(capsys, "doctor", "--image", photographs[2], "--method", name)
+    assert (code, err) == (0, "")
+    assert "arrived at the input" in said
+    assert "-" not in said.splitlines()[-1]
+
+
 def test_doctor_names_the_unknown_operation(capsys: Any, photographs: list[str], monkeypatch: Any) -> None:
     class Strange(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -220,12 +309,36 @@ def test_doctor_names_the_unknown_operation(capsys: Any, photographs: list[str],
     assert_one_sentence(code, err, "matrix_exp")
 
 
-def test_methods_lists_the_registry(capsys: Any) -> None:
+@pytest.mark.parametrize("columns", [80, 160])
+def test_methods_lists_the_registry(capsys: Any, monkeypatch: Any, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
     code, said, _ = run(capsys, "methods")
     assert code == 0
+    lines = [line.rstrip() for line in said.splitlines()]
+    assert max(map(len, lines)) <= columns
+    starts = [lines.index(method.family) for method in registry.methods().values()]
+    assert len(set(starts)) == len({method.family for method in registry.methods().values()})
     for name, method in registry.methods().items():
-        assert name in said
-        assert all(option in said for option in method.options)
+        at = next(number for number, line in enumerate(lines) if line.split()[:1] == [name])
+        assert max(start for start in starts if start < at) == lines.index(method.family)
+        # Its lines go on until the next name, which stands further left than what is told of a method.
+        rest = [number for number in range(at + 1, len(lines)) if not lines[number].startswith("   ")]
+        told = " ".join(lines[at : rest[0]])
+        assert all(need in told for need in method.needs)
+        assert (("same for every class" if columns == 80 else " no ") in told) is not method.class_specific
+        assert set(method.description.split() + method.citation.strip("—").split()) <= set(told.split())
+
+
+def test_methods_shows_options_of_some(capsys: Any) -> None:
+    code, said, _ = run(capsys, "methods", "abslrp", "occlusion", "saliency")
+    assert code == 0
+    for name in ("abslrp", "occlusion", "saliency"):
+        assert f"{name}: " in said
+    for name in (*registry.method("abslrp").options, *registry.method("occlusion").options):
+        assert re.search(rf"^{name} ", said, flags=re.MULTILINE)
+    assert re.search(r"^conserve +sign +sign, joint, each, none", said, flags=re.MULTILINE)
+    assert re.search(r"^window +found by itself", said, flags=re.MULTILINE)
+    assert re.search(r"^progress +false +true, false", said, flags=re.MULTILINE)
 
 
 def test_version_and_help(capsys: Any) -> None:
@@ -238,14 +351,21 @@ def test_version_and_help(capsys: Any) -> None:
         assert "abslrp" in said
 
 
-def test_demo_prints_the_path_of_its_sheet(capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_demo_prints_the_paths_of_its_sheets(capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
     sample = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8))
     monkeypatch.setattr(models, "sample_images", lambda: {"one": sample, "two": sample})
+    monkeypatch.setitem(batches._SHORT, "rise", {"masks": 3})
     code, said, _ = run(capsys, "demo", "--out", tmp_path)
-    path = Path(said.splitlines()[-1])
     assert code == 0
-    assert path == (tmp_path / "demo.png").resolve()
-    assert min(Image.open(path).size) > 100
+    paths = [Path(line) for line in said.splitlines()[-2:]]
+    assert paths == [(tmp_path / name).resolve() for name in ("demo.png", "methods.png")]
+    for path in paths:
+        assert min(Image.open(path).size) > 100
+
+
+def test_settings_of_the_demo_are_options_of_their_methods() -> None:
+    for name, settings in batches._SHORT.items():
+        assert set(settings) <= set(registry.method(name).options)
 
 
 def _readme_commands() -> list[str]:

@@ -17,7 +17,9 @@ def test_cpu_and_gpu_agree(name: str, kind: str) -> None:
     here = run(name, model, x, [1, 4, 0])
     there = run(name, model.cuda(), x.cuda(), [1, 4, 0])
     assert there.maps.is_cuda and there.outputs.is_cuda and there.maps.dtype == torch.float32
-    torch.testing.assert_close(there.maps.cpu(), here.maps, rtol=1e-4, atol=1e-5 * float(here.maps.abs().max()))
+    # torch runs another, fused encoder without gradients, which perturbation methods meet
+    atol = (1e-3 if abslrp.methods()[name].family == "perturbation" else 1e-5) * float(here.maps.abs().max())
+    torch.testing.assert_close(there.maps.cpu(), here.maps, rtol=1e-4, atol=atol)
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)

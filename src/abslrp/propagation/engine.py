@@ -142,7 +142,8 @@ class Propagation(TorchFunctionMode):
             if not outputs.requires_grad or not x.requires_grad:
                 raise AbslrpError(self._unreached("the outputs do not depend on x under the engine"))
             self._state(outputs)
-            _mark_head(outputs)
+            if self._head is not self._rules:
+                _mark_head(outputs)
             (r,) = torch.autograd.grad(
                 outputs, x, (start * factor).to(outputs.dtype), retain_graph=retain, allow_unused=True
             )
@@ -379,9 +380,12 @@ class Propagation(TorchFunctionMode):
 
 def _mark_head(outputs: Tensor) -> None:
     """Tell the operations that make the outputs, down to the first linear ones, that they are the model's head."""
-    nodes = [outputs.grad_fn]
+    nodes, seen = [outputs.grad_fn], set()
     while nodes:
         node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
         meta = getattr(node, "meta", None)
         if isinstance(meta, dict) and "head" in meta:
             if meta["head"]:
