@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -114,3 +115,20 @@ def test_method_sheet_explains_the_predicted_class_with_each(monkeypatch: Any) -
     predicted = int(model(loaded.transform(photograph)[None]).argmax())
     assert targets == [predicted] * 3
     assert (sheet.dtype, sheet.ndim) == (np.uint8, 3)
+
+
+def test_method_sheet_says_which_map_is_not_finite(monkeypatch: Any) -> None:
+    loaded = LoadedModel(
+        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval(), Transform(size=(32, 32)), None, "tiny"
+    )
+    labels: list[str] = []
+    monkeypatch.setattr(batches, "grid", lambda cells, columns, names, *rest, **more: labels.extend(names))
+    original = batches.explain
+
+    def broken(model: Any, x: Any, target: Any, name: str, **options: Any) -> Any:
+        made = original(model, x, target, name, **options)
+        return replace(made, maps=made.maps * float("nan")) if name == "saliency" else made
+
+    monkeypatch.setattr(batches, "explain", broken)
+    batches.method_sheet(loaded, Image.new("RGB", (32, 32)), [registry.method(n) for n in ("constant", "saliency")])
+    assert labels == ["", "constant", "saliency: not finite"]

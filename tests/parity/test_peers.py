@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -181,7 +182,7 @@ def test_parity_with_captum_on_real_weights(method: str, kind: str, name: str, s
 
 @pytest.mark.parametrize(
     "method",
-    ["gradcam", pytest.param("layercam", marks=pytest.mark.slow), pytest.param("hirescam", marks=pytest.mark.slow)],
+    ["gradcam", *(pytest.param(m, marks=pytest.mark.slow) for m in ("gradcam++", "layercam", "hirescam"))],
 )
 def test_parity_with_grad_cam_on_real_weights(method: str, shared: Path) -> None:
     import pytorch_grad_cam
@@ -189,7 +190,9 @@ def test_parity_with_grad_cam_on_real_weights(method: str, shared: Path) -> None
 
     model, x = shared_network(shared, "resnet50"), shared_images(shared, "resnet50", 2)
     targets = model(x).argmax(1)
-    kind = {"gradcam": "GradCAM", "layercam": "LayerCAM", "hirescam": "HiResCAM"}[method]
+    kind = {"gradcam": "GradCAM", "gradcam++": "GradCAMPlusPlus", "layercam": "LayerCAM", "hirescam": "HiResCAM"}[
+        method
+    ]
     with getattr(pytorch_grad_cam, kind)(model, [model.layer4]) as cam:
         theirs = torch.as_tensor(cam(x, [ClassifierOutputTarget(int(t)) for t in targets]))
     ours = abslrp.explain(model, x, targets, method).maps[:, 0]
@@ -197,10 +200,19 @@ def test_parity_with_grad_cam_on_real_weights(method: str, shared: Path) -> None
     torch.testing.assert_close((ours - low) / (high - low), theirs, rtol=0, atol=2e-3)  # theirs enlarges with cv2
 
 
-def test_parity_with_zennit_on_real_weights(shared: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "rule"),
+    [
+        ("lrp-epsilon", ("Epsilon", 1e-6)),
+        pytest.param("lrp-alpha1beta0", ("AlphaBeta", 1, 0, 1e-9), marks=pytest.mark.slow),
+        pytest.param("lrp-alpha2beta1", ("AlphaBeta", 2, 1, 1e-9), marks=pytest.mark.slow),
+        pytest.param("lrp-gamma", ("Gamma", 0.25, 1e-6), marks=pytest.mark.slow),
+    ],
+)
+def test_parity_with_zennit_on_real_weights(method: str, rule: tuple[Any, ...], shared: Path) -> None:
+    import zennit.rules
     from zennit.attribution import Gradient
     from zennit.composites import LayerMapComposite
-    from zennit.rules import Epsilon, Pass
     from zennit.types import Activation, AvgPool, Convolution, Linear
 
     model, x = shared_network(shared, "vgg16"), shared_images(shared, "vgg16", 2)
@@ -208,11 +220,9 @@ def test_parity_with_zennit_on_real_weights(shared: Path) -> None:
         if isinstance(module, nn.ReLU):
             module.inplace = False
     start = F.one_hot(model(x).argmax(1), 10).float()
-    rule = Epsilon(1e-6)
-    composite = LayerMapComposite(
-        layer_map=[(Activation, Pass()), (Convolution, rule), (Linear, rule), (AvgPool, rule)]
-    )
-    with Gradient(model=model, composite=composite) as attributor:
+    its = getattr(zennit.rules, rule[0])(*rule[1:])
+    layers = [(Activation, zennit.rules.Pass()), (Convolution, its), (Linear, its), (AvgPool, its)]
+    with Gradient(model=model, composite=LayerMapComposite(layer_map=layers)) as attributor:
         theirs = attributor(x.clone().requires_grad_(), start)[1].detach()
-    ours = abslrp.explain(model, x, method="lrp-epsilon", start=start).maps
-    assert float((ours - theirs).norm() / theirs.norm()) < 1e-3  # ε = 1e-6 beside float32 activations near 0
+    ours = abslrp.explain(model, x, method=method, start=start).maps
+    assert float((ours - theirs).norm() / theirs.norm()) < 1e-3  # ε beside float32 activations near 0
