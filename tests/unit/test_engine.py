@@ -483,3 +483,21 @@ def test_samples_stay_apart_through_unusual_functions(name: str) -> None:
         torch.testing.assert_close(
             abslrp.explain(model, x[n : n + 1], targets=0, start="target").maps[0], whole.maps[n]
         )
+
+
+def test_a_plain_input_stays_an_input_to_the_end() -> None:
+    """Operations that fall apart enter the engine once more and must not end it."""
+
+    class Residual(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x + F.scaled_dot_product_attention(x, x, x) + x.sin()).mean(1)
+
+    x = randn(2, 3, 4)
+    with abslrp.propagate("abslrp") as p:
+        out = Residual()(x)
+    assert not x.requires_grad
+    plain = p.relevance(out, x, "target", targets=1)
+    leaf = x.clone().requires_grad_()
+    with abslrp.propagate("abslrp") as p:
+        out = Residual()(leaf)
+    torch.testing.assert_close(p.relevance(out, leaf, "target", targets=1), plain)

@@ -81,6 +81,7 @@ class Propagation(TorchFunctionMode):
         self._stopped: set[str] = set()
         self._lent: list[Tensor] = []
         self._started = False
+        self._depth = 0
         self.batch = 0
         self.last_pass = False
 
@@ -96,9 +97,15 @@ class Propagation(TorchFunctionMode):
         self.batch = self.batch or batch or (x.shape[0] if x.ndim else 1)
         return x
 
+    def __enter__(self) -> Propagation:
+        self._depth += 1  # operations that fall apart enter once more
+        super().__enter__()
+        return self
+
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
-        for x in self._lent:
+        self._depth -= 1
+        for x in self._lent if not self._depth else ():
             if x.is_leaf:
                 x.requires_grad_(False)
 
