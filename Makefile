@@ -1,4 +1,4 @@
-# make demo: a picture of what a network saw.  make test: the tests.  make check: lint, types, doctests.
+# make demo: pictures of what a network saw.  make test: the tests.  make check: lint, types, doctests.
 # make bench: the measurements.  make clean: remove the environment and what was written.
 
 PYTHON ?= python3

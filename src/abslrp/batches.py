@@ -1,4 +1,4 @@
-"""Many image files explained and written, batch by batch, and the contact sheet of the demonstration."""
+"""Many image files explained and written, batch by batch, and the contact sheets of the demonstration."""
 
 from __future__ import annotations
 
@@ -15,12 +15,20 @@ from abslrp.explain import explain
 from abslrp.inputs.images import read_image
 from abslrp.inputs.models import LoadedModel
 from abslrp.query import logits
+from abslrp.registry import Method
 from abslrp.reporting.files import class_label, class_slug, unique_stems, write_explanation
 from abslrp.reporting.heatmaps import grid, overlay
 from abslrp.reporting.tables import ClassRow
 from abslrp.types import AbslrpError, Attribution
 
 _SHOWN_CLASSES = 5
+# Enough for a picture of 224 pixels, and short enough to wait for.
+_SHORT: dict[str, dict[str, Any]] = {
+    "integrated-gradients": {"steps": 16},
+    "smoothgrad": {"samples": 8},
+    "occlusion": {"window": 28},
+    "rise": {"masks": 60},
+}
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,34 @@ def contact_sheet(
             cells.append(overlay(made[number], picture))
             labels.append(f"{class_label(index, loaded.class_names)} {chances[number, index]:.0%}\n{method}")
     return grid(cells, 1 + len(maps), labels, f"{loaded.name}: red speaks for the class, blue against", font_size=16)
+
+
+def method_sheet(
+    loaded: LoadedModel,
+    photograph: Image.Image,
+    methods: Sequence[Method],
+    *,
+    columns: int = 6,
+    done: Callable[[str], None] = lambda name: None,
+) -> np.ndarray:
+    """One photograph under many methods, by family, for its most probable class; ``done`` hears of each method."""
+    x = loaded.transform(photograph)[None]
+    outputs = class_scores(loaded, x)
+    target = int(outputs.argmax())
+    picture = loaded.transform.display(photograph)
+    cells, labels, groups = [picture], [""], ["photograph"]
+    for method in methods:
+        made = explain(loaded.model, x, target, method.name, **_SHORT.get(method.name, {})).maps[0]
+        signed = bool((made < 0).any())
+        # A map without a sign has no zero of its own: what counts is how far it rises above its lowest place.
+        values = made.sum(0) if signed else made.sum(0) - made.sum(0).min()
+        cells.append(overlay(values, picture, mode="diverging" if signed else "positive"))
+        labels.append(method.name if bool(made.isfinite().all()) else f"{method.name}: not finite")
+        groups.append(method.family)
+        done(method.name)
+    chance, label = float(outputs.softmax(dim=1)[0, target]), class_label(target, loaded.class_names)
+    title = f"{loaded.name}: {label} {chance:.0%} under {len(methods)} methods; red speaks for it, blue against"
+    return grid(cells, columns, labels, title, groups=groups, font_size=16)
 
 
 def class_scores(loaded: LoadedModel, x: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 FAILED = 2
 INTERRUPTED = 130
 _IMAGES_IN_FULL = 10
+_ROUNDING = 1e-3
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help="Pictures of what a neural network saw.")
 
@@ -108,7 +109,9 @@ def explain(
         failures.append(error)
         notes.print(f"skipped: {_one_line(str(error))}", markup=False, highlight=False, soft_wrap=True)
 
-    with Progress(console=notes, transient=True, disable=len(paths) < 2 or not notes.is_terminal) as progress:
+    # One bar at a time: the method's own, where that is asked for.
+    quiet = len(paths) < 2 or not notes.is_terminal or bool(settings.get("progress"))
+    with Progress(console=notes, transient=True, disable=quiet) as progress:
         task = progress.add_task("explaining", total=len(paths))
         rows = explain_files(job, paths, batch, done=lambda count: progress.advance(task, count), skipped=report)
     if rows:
@@ -121,12 +124,22 @@ def explain(
 
 
 @app.command()
-def methods() -> None:
-    """List the methods that can explain, with their options."""
+def methods(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[METHOD]…", help="Show these with their options.")
+    ] = None,
+) -> None:
+    """List the methods that can explain, or show some of them with their options."""
     from abslrp import registry
-    from abslrp.reporting.tables import method_table
+    from abslrp.propagation.api import OPTIONS
+    from abslrp.reporting.tables import method_details, method_table
 
-    Console().print(method_table(registry.methods()))
+    console = Console(highlight=False)
+    if not names:
+        console.print(method_table(registry.methods(), console.width))
+        console.print("\nabslrp methods METHOD shows its options.", markup=False)
+    for number, name in enumerate(names or []):
+        console.print(*([""] if number else []), method_details(registry.method(name), OPTIONS), sep="\n")
 
 
 @app.command()
@@ -146,6 +159,7 @@ def doctor(
     from abslrp.query import logits
     from abslrp.reporting.tables import coverage_tables
 
+    _check_propagates(method)
     photograph = read_image(image) if image is not None else sample_images()["chelsea"]
     loaded = load_model(model, weights, device=device, pretrained=not random_weights)
     x = loaded.transform(photograph)[None].to(device)
@@ -157,31 +171,49 @@ def doctor(
     sound = bool(maps.isfinite().all()) and bool(maps.any())
     verdict = "works: the map is finite and not zero" if sound else "runs, but its map is zero or not finite"
     console.print(f"\n{loaded.name} {verdict}.", markup=False, highlight=False)
-    console.print(
-        f"{coverage.arrived:.2%} of the predicted class's relevance arrived at the input; {coverage.lost_elsewhere:.2%} "
-        "stopped at class tokens, masks or cropped borders, or met relevance of the other sign.",
-        highlight=False,
-        soft_wrap=True,
+    elsewhere = (
+        f"; {max(coverage.lost_elsewhere, 0.0):.2%} stopped at class tokens, masks or cropped borders, or met relevance of the "
+        "other sign"
+        # Only where relevance keeps its sum is the rest a loss.
+        if -_ROUNDING < coverage.lost_elsewhere < 1
+        else ""
     )
+    arrived = f"{coverage.arrived:.2%} of the predicted class's relevance arrived at the input{elsewhere}."
+    console.print(arrived, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
 def demo(out: Out = Path("abslrp-out")) -> None:
-    """Explain scikit-image's photographs with the embedded network and write one contact sheet."""
-    from abslrp.batches import contact_sheet
+    """Explain scikit-image's photographs with the embedded network and write two contact sheets."""
+    from rich.progress import Progress
+
+    from abslrp import registry
+    from abslrp.batches import contact_sheet, method_sheet
     from abslrp.inputs.models import load_model, sample_images
     from abslrp.reporting.heatmaps import save_png
+    from abslrp.reporting.tables import by_family
 
-    print("Explaining four photographs with EfficientNet-Lite0 …", flush=True)
-    sheet = contact_sheet(load_model(), sample_images(), ["abslrp", "abslrp-agree"])
-    print(save_png(sheet, out / "demo.png").resolve())
+    loaded, photographs, notes = load_model(), sample_images(), Console(stderr=True)
+    print(f"Explaining {len(photographs)} photographs with {loaded.name} …", flush=True)
+    classes = save_png(contact_sheet(loaded, photographs, ["abslrp", "abslrp-agree"]), out / "demo.png")
+    # The embedded network has no attention to look at.
+    methods = [one for one in by_family(registry.methods()) if "attention" not in one.needs]
+    print(f"Explaining one of them with {len(methods)} methods …", flush=True)
+    photograph = photographs.get("coffee") or next(iter(photographs.values()))
+    with Progress(console=notes, transient=True, disable=not notes.is_terminal) as progress:
+        task = progress.add_task("", total=len(methods))
+        sheet = method_sheet(
+            loaded, photograph, methods, done=lambda name: progress.update(task, advance=1, description=name)
+        )
+    for path in (classes, save_png(sheet, out / "methods.png")):
+        print(path.resolve())
 
 
 def read_settings(pairs: Sequence[str] | None) -> dict[str, Any]:
-    """Options as typed, KEY=VALUE, with numbers and truth values understood.
+    """Options as typed, KEY=VALUE, with numbers, several of them, and truth values understood.
 
-    >>> read_settings(["conserve=joint", "eps=1e-6", "flag=true"])
-    {'conserve': 'joint', 'eps': 1e-06, 'flag': True}
+    >>> read_settings(["conserve=joint", "eps=1e-6", "progress=true", "window=28,14", "layer=features.29"])
+    {'conserve': 'joint', 'eps': 1e-06, 'progress': True, 'window': (28, 14), 'layer': 'features.29'}
     """
     from abslrp.types import AbslrpError
 
@@ -190,7 +222,9 @@ def read_settings(pairs: Sequence[str] | None) -> dict[str, Any]:
         key, sign, value = (part.strip() for part in pair.partition("="))
         if not sign or not key:
             raise AbslrpError(f"--option {pair!r} is not understood: write --option KEY=VALUE.")
-        settings[key.replace("-", "_")] = _value(value)
+        key = key.replace("-", "_")
+        # The name of a layer may look like a number.
+        settings[key] = value if key == "layer" else _value(value)
     return settings
 
 
@@ -201,7 +235,21 @@ def _value(text: str) -> Any:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-    return value if isinstance(value, int | float) else text
+    several = value if isinstance(value, tuple | list) else [value]
+    return value if several and all(isinstance(one, int | float) for one in several) else text
+
+
+def _check_propagates(name: str) -> None:
+    from abslrp import registry
+    from abslrp.propagation.rulesets import RULESETS
+    from abslrp.types import AbslrpError
+
+    known = [one.name for one in registry.methods().values() if one.family == "relevance propagation"]
+    if registry.method(name).name not in known or name not in RULESETS:
+        choices = ", ".join(one for one in known if one in RULESETS)
+        raise AbslrpError(
+            f"doctor follows relevance through the model, which it cannot do for {name}: choose one of {choices}."
+        )
 
 
 def _class_index(target: str | None, loaded: LoadedModel, device: str) -> int | None:

@@ -132,3 +132,10 @@ def test_method_sheet_says_which_map_is_not_finite(monkeypatch: Any) -> None:
     monkeypatch.setattr(batches, "explain", broken)
     batches.method_sheet(loaded, Image.new("RGB", (32, 32)), [registry.method(n) for n in ("constant", "saliency")])
     assert labels == ["", "constant", "saliency: not finite"]
+
+
+def test_white_stays_white_in_few_colours(tmp_path: Path) -> None:
+    picture = np.full((60, 60, 3), 255, dtype=np.uint8)
+    picture[:30] = np.random.default_rng(0).integers(0, 250, (30, 60, 3))
+    stored = np.asarray(Image.open(save_png(picture, tmp_path / "a.png", colours=8)).convert("RGB"))
+    assert (stored[30:] == 255).all()

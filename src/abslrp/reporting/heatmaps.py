@@ -7,6 +7,7 @@ import math
 import os
 import tempfile
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ _AGAINST = np.array([(255, 255, 255), (184, 214, 240), (98, 160, 218), (34, 92, 
 # Over a photograph: strong, and of middling lightness, so that they stand out from light and dark.
 _FOR_INK = np.array((226, 20, 30), dtype=np.float64)
 _AGAINST_INK = np.array((20, 84, 232), dtype=np.float64)
+_INK, _RULE = (30, 30, 30), (150, 150, 150)
 
 
 def heatmap(
@@ -86,56 +88,75 @@ def grid(
     labels: Sequence[str] | None = None,
     title: str | None = None,
     *,
+    groups: Sequence[str] | None = None,
     cell: tuple[int, int] | None = None,
     font_size: int = 18,
 ) -> np.ndarray:
     """Set pictures side by side on white, row by row, each with its label below; uint8 (height, width, 3).
 
     ``cell`` (height, width) is the room for each picture, by default that of the largest; smaller ones are centred,
-    larger ones are scaled down to fit. Labels too long for their cell go over two lines and then end in dots.
+    larger ones are scaled down to fit. Labels too long for their cell go over two lines and then end in dots. ``groups``
+    names the group of each picture: neighbours of one group stand under a line with its name, and are not parted where
+    they fit into a row.
 
     >>> grid([np.zeros((40, 60, 3), dtype=np.uint8)] * 3, columns=2, labels=["a", "b", "c"]).ndim
     3
     """
     if not images or columns < 1:
         raise AbslrpError(f"a grid of {len(images)} pictures in {columns} columns is empty: give at least one of each.")
-    if labels is not None and len(labels) != len(images):
-        raise AbslrpError(f"{len(labels)} labels for {len(images)} pictures: give one label each.")
+    for given, what in ((labels, "label"), (groups, "group")):
+        if given is not None and len(given) != len(images):
+            raise AbslrpError(f"{len(given)} {what}s for {len(images)} pictures: give one {what} each.")
     pictures = [_photograph(image) for image in images]
     high, wide = cell or (max(one.height for one in pictures), max(one.width for one in pictures))
-    words = "".join(labels or []) + (title or "")
+    words = "".join([*(labels or []), *(groups or []), title or ""])
     font, heading = _font(words, font_size), _font(words, round(font_size * 1.5))
     gap, line = max(8, font_size), round(font_size * 1.3)
     texts = [_wrapped(text, wide, font) for text in labels or []]
     caption = line * max((len(text) for text in texts), default=0) + (gap // 2 if texts else 0)
+    above = line + gap // 2 if groups else 0
     margin = 2 * gap
     columns = min(columns, len(pictures))
-    rows = math.ceil(len(pictures) / columns)
+    places = _places(groups or [""] * len(pictures), columns)
+    rows = places[-1][0] + 1
     width = 2 * margin + columns * wide + (columns - 1) * gap
     titles = _wrapped(title, width - 2 * margin, heading) if title else []
     top = margin + (round(line * 1.5) * len(titles) + gap // 2 if titles else 0)
-    sheet = Image.new("RGB", (width, top + rows * (high + caption) + (rows - 1) * gap + margin), "white")
+    high_row = above + high + caption
+    sheet = Image.new("RGB", (width, top + rows * high_row + (rows - 1) * gap + margin), "white")
     draw = ImageDraw.Draw(sheet)
     for number, text in enumerate(titles):
-        draw.text((margin, margin + number * round(line * 1.5)), text, fill=(20, 20, 20), font=heading)
+        draw.text((margin, margin + number * round(line * 1.5)), text, fill=_INK, font=heading)
+    for first, last, name in _runs(groups or [], places):
+        left, upper = margin + places[first][1] * (wide + gap), top + places[first][0] * (high_row + gap)
+        across = (last - first) * (wide + gap) + wide
+        draw.text((left, upper), _shortened(name, across, font), fill=_INK, font=font)
+        draw.line((left, upper + line, left + across - 1, upper + line), fill=_RULE, width=max(1, font_size // 9))
     for number, picture in enumerate(pictures):
-        left, upper = margin + (number % columns) * (wide + gap), top + (number // columns) * (high + caption + gap)
+        row, column = places[number]
+        left, upper = margin + column * (wide + gap), top + row * (high_row + gap) + above
         fitted = _fitted(picture, high, wide)
         sheet.paste(fitted, (left + (wide - fitted.width) // 2, upper + (high - fitted.height) // 2))
-        for row, text in enumerate(texts[number] if texts else []):
-            position = (left + wide / 2, upper + high + gap // 4 + row * line)
-            draw.text(position, text, fill=(40, 40, 40), font=font, anchor="ma")
+        for count, text in enumerate(texts[number] if texts else []):
+            position = (left + wide / 2, upper + high + gap // 4 + count * line)
+            draw.text(position, text, fill=_INK, font=font, anchor="ma")
     return np.asarray(sheet)
 
 
-def save_png(picture: np.ndarray | Image.Image, path: str | os.PathLike[str]) -> Path:
+def save_png(picture: np.ndarray | Image.Image, path: str | os.PathLike[str], *, colours: int | None = None) -> Path:
     """Write a picture as PNG in one step, so that no half-written file is ever seen; missing folders are made.
+
+    ``colours``, up to 256, makes a small file of as many colours, chosen to suit the picture.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_png(np.zeros((2, 2, 3), dtype=np.uint8), Path(folder, "maps", "a.png")).name
     'a.png'
     """
     image = _photograph(picture)
+    if colours is not None:
+        if not 2 <= colours <= 256:
+            raise AbslrpError(f"colours is {colours}: give a whole number from 2 to 256, or None for all of them.")
+        image = _with_colours(image, colours)
     return write_whole(path, lambda file: image.save(file, format="PNG", optimize=True))
 
 
@@ -163,6 +184,46 @@ def write_whole(path: str | os.PathLike[str], write: Any) -> Path:
         reason = error.strerror or str(error)
         raise AbslrpError(f"{path} cannot be written ({reason}): choose another folder or free the disk.") from error
     return path
+
+
+def _with_colours(image: Image.Image, colours: int) -> Image.Image:
+    """The image in a palette of its own, dithered; what is white stays white."""
+    palette = image.quantize(colours, kmeans=1)
+    reduced = image.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG)
+    white = (np.asarray(image) == 255).all(axis=-1)
+    if not white.any():
+        return reduced
+    # Pillow matches colours roughly and would give the paper a tint.
+    entries = np.array(reduced.getpalette(), dtype=np.uint8).reshape(-1, 3)
+    brightest = entries.sum(axis=1, dtype=np.int64).argmax()
+    entries[brightest] = 255
+    kept = Image.fromarray(np.where(white, brightest, np.asarray(reduced)).astype(np.uint8))
+    kept.putpalette(entries.tobytes())
+    return kept
+
+
+def _places(groups: Sequence[str], columns: int) -> list[tuple[int, int]]:
+    """Row and column of each picture. A group that fits into a row is not parted, a longer one starts with half a row.
+
+    >>> _places(["a", "a", "b", "b", "c"], 3)
+    [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
+    """
+    places: list[tuple[int, int]] = []
+    at = 0
+    for _, members in groupby(groups):
+        size = len(list(members))
+        left = columns - at % columns
+        if size > left and (size <= columns or 2 * left < columns):
+            at += left
+        places += [divmod(at + number, columns) for number in range(size)]
+        at += size
+    return places
+
+
+def _runs(groups: Sequence[str], places: Sequence[tuple[int, int]]) -> list[tuple[int, int, str]]:
+    """First and last of the neighbours that are of one group and in one row, and the group."""
+    runs = groupby(range(len(groups)), key=lambda number: (groups[number], places[number][0]))
+    return [(run[0], run[-1], name) for (name, _), run in ((key, list(members)) for key, members in runs)]
 
 
 def _umask() -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.markup import escape
@@ -12,9 +12,13 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from abslrp.propagation.coverage import Coverage
+    from abslrp.registry import Method
 
 _LEAST_LOSS = 1e-4
 _PLACES = 5
+_WIDE = 120
+_TRUTH = ("true", "false")
+_FAMILIES = ("relevance propagation", "class activation map", "gradient", "perturbation", "attention", "control")
 
 
 @dataclass(frozen=True)
@@ -46,15 +50,64 @@ def class_table(rows: Iterable[ClassRow], *, only_explained: bool = False) -> Ta
     return table
 
 
-def method_table(methods: Mapping[str, Any]) -> Table:
-    """The registered methods, each with what it does, whose it is and its options with their defaults."""
-    table = _table(("method", "what it does", "options"), ())
-    for name, method in sorted(methods.items()):
-        options = "\n".join(f"{key}={value}" for key, value in method.options.items())
-        table.add_row(
-            f"[bold]{escape(name)}[/bold]", escape(f"{method.description}. {method.citation}"), escape(options)
-        )
+def by_family(methods: Mapping[str, Method]) -> list[Method]:
+    """Methods in the order in which they are shown: family by family, controls last.
+
+    >>> from abslrp.registry import methods
+    >>> [method.name for method in by_family(methods())][-2:]
+    ['constant', 'random']
+    """
+    known = [*_FAMILIES, *(one.family for one in methods.values() if one.family not in _FAMILIES)]
+    return sorted(methods.values(), key=lambda one: (one.family == "control", known.index(one.family)))
+
+
+def method_table(methods: Mapping[str, Method], width: int) -> Table:
+    """The methods by family: what each does and needs, whether its map depends on the class, and whose it is.
+
+    A terminal narrower than 120 letters gets the facts of a method below each other instead of side by side.
+    """
+    wide = width >= _WIDE
+    table = _table(
+        ("method", "needs", "class-specific", "what it does", "citation")
+        if wide
+        else ("method", "what it does, whose it is, what it needs"),
+        (),
+    )
+    table.columns[0].no_wrap = True
+    family = None
+    for method in by_family(methods):
+        if method.family != family:
+            if family is not None:
+                table.add_row()
+            table.add_row(f"[bold]{escape(method.family)}[/bold]")
+            family = method.family
+        cells = [escape(method.description), escape(method.citation)]
+        if wide:
+            cells = [", ".join(method.needs), _yes(method.class_specific), *cells]
+        else:
+            facts = [f"needs {need}" for need in method.needs]
+            facts += [] if method.class_specific else ["the same for every class"]
+            below = [line for line in (cells[1].strip("—"), "; ".join(facts)) if line]
+            cells = ["\n".join([cells[0], *(f"[dim]{line}[/dim]" for line in below)])]
+        table.add_row(f"  {escape(method.name)}", *cells)
     return table
+
+
+def method_details(method: Method, choices: Mapping[str, Sequence[str]]) -> Group:
+    """One method with its options, their defaults and, where the values are words, all of them."""
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_row("family", escape(method.family))
+    facts.add_row("needs", ", ".join(method.needs) or "nothing")
+    facts.add_row("class-specific", _yes(method.class_specific))
+    facts.add_row("inside the model", _yes(method.at))
+    facts.add_row("citation", escape(method.citation))
+    options = _table(("option", "default", "choices"), ())
+    for name, default in method.options.items():
+        known = choices.get(name, ()) if isinstance(default, str) else _TRUTH if isinstance(default, bool) else ()
+        shown = "found by itself" if default is None else str(default).lower() if known is _TRUTH else str(default)
+        options.add_row(escape(name), escape(shown), ", ".join(known))
+    head = f"[bold]{escape(method.name)}[/bold]: {escape(method.description)}"
+    return Group(head, facts, *(("", options) if method.options else ()))
 
 
 def coverage_tables(coverage: Coverage) -> Group:
@@ -83,3 +136,7 @@ def _table(words: Iterable[str], numbers: Iterable[str]) -> Table:
     for name in numbers:
         table.add_column(name, justify="right")
     return table
+
+
+def _yes(fact: bool) -> str:
+    return "yes" if fact else "no"
