@@ -172,8 +172,9 @@ def test_every_method_explains(
     short = {"masks": 4, "steps": 3, "samples": 2, "layer": "0", "progress": "true"}
     words = [word for key, value in short.items() if key in method.options for word in ("--option", f"{key}={value}")]
     out = tmp_path / "out"
-    code, _, err = run(capsys, "explain", *photographs, "--method", name, *words, "--out", out)
-    assert (code, err) == (0, "")
+    code, printed, err = run(capsys, "explain", *photographs, "--method", name, *words, "--out", out)
+    assert code == 0 and "error" not in err
+    assert ("100%" in err) == ("progress" in method.options) and "━" not in printed  # bars go to stderr
     files = sorted(out.glob("*.npz"))
     assert len(files) == 3
     for file in files:

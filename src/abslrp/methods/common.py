@@ -54,9 +54,10 @@ def shown(items: Sequence[T], title: str, progress: bool) -> Iterator[T]:
     if not progress:
         yield from items
         return
+    from rich.console import Console
     from rich.progress import track
 
-    yield from track(items, description=title)
+    yield from track(items, description=title, console=Console(stderr=True))
 
 
 def gradient(query: Query, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

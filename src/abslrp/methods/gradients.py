@@ -181,15 +181,23 @@ def rise(query: Query, masks: int, cells: int, keep: float, seed: int, inner_bat
     targets, outputs = _aimed(query)
     total = torch.zeros_like(x[:, :1])
     inner = whole("inner_batch", inner_batch)
-    for _ in shown(range(whole("masks", masks)), "rise", progress):
-        coarse = (torch.rand(1, 1, grid, grid, generator=generator) < share).float()
-        cell_h, cell_w = -(-height // grid), -(-width // grid)
-        large = F.interpolate(coarse, size=((grid + 1) * cell_h, (grid + 1) * cell_w), mode="bilinear")
-        top = int(torch.randint(cell_h, (1,), generator=generator))
-        left = int(torch.randint(cell_w, (1,), generator=generator))
-        mask = large[:, :, top : top + height, left : left + width].to(x)
-        total += _probability(query, x * mask, targets, inner).reshape(-1, 1, 1, 1) * mask
+    at_once = max(1, inner // len(x)) if query.divisible else 1
+    groups = [range(i, min(i + at_once, masks)) for i in range(0, whole("masks", masks), at_once)]
+    for group in shown(groups, "rise", progress):
+        drawn = [_smooth_mask(grid, share, height, width, generator).to(x) for _ in group]
+        seen = _probability(query, torch.cat([x * mask for mask in drawn]), targets.repeat(len(group)), inner)
+        for mask, score in zip(drawn, seen.chunk(len(group)), strict=True):
+            total += score.reshape(-1, 1, 1, 1) * mask
     return Answer((total / (masks * share)).expand_as(x), targets, outputs)
+
+
+def _smooth_mask(cells: int, keep: float, height: int, width: int, generator: torch.Generator) -> Tensor:
+    """A coarse grid of zeros and ones, enlarged and cut at a random place."""
+    coarse = (torch.rand(1, 1, cells, cells, generator=generator) < keep).float()
+    tall, wide = -(-height // cells), -(-width // cells)
+    large = F.interpolate(coarse, size=((cells + 1) * tall, (cells + 1) * wide), mode="bilinear")
+    top, left = (int(torch.randint(n, (1,), generator=generator)) for n in (tall, wide))
+    return large[:, :, top : top + height, left : left + width]
 
 
 def _probability(query: Query, x: Tensor, targets: Tensor, inner: int) -> Tensor:

@@ -74,7 +74,7 @@ _register("abslrp", "positive contributions over the absolute output, contrastiv
 # what raises its logit, also where the logit is negative.
 _register(
     "abslrp-agree",
-    "contributions that agree with the output's sign, two-pass start (ours, sharper on transformers)",
+    "contributions that agree with the output's sign, two-pass start (ours)",
     f"this library, after {PAPER}",
     head="positive",
 )

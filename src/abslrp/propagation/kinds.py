@@ -131,11 +131,15 @@ class Shift:
 
 @dataclass(frozen=True)
 class Norm:
-    """h = (x − μ)/σ · w + b with μ and σ constants; μ None for norms that do not centre."""
+    """h = (x − μ)/σ · w + b with μ and σ constants; μ None for norms that do not centre.
+
+    ``running`` tells that the statistics are those of training, not the sample's own.
+    """
 
     statistics: Callable[[Tensor], tuple[Tensor | None, Tensor]]
     weight: Tensor | None = None
     bias: Tensor | None = None
+    running: bool = False
     kind: str = "norm"
 
 

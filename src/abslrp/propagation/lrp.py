@@ -20,6 +20,7 @@ from abslrp.propagation.rules import (
     Transport,
     cleaned,
     diagonal,
+    identity,
     positive_part,
     signs,
     without_bias,
@@ -205,6 +206,11 @@ def softmax_attnlrp(op: Softmax, call: Call, eps: float) -> Steps:
     h = call.output
     x = call.inputs[0].masked_fill(h < MASKED, 0)
     return [Transport(lambda R: (x * (R - h * R.sum(op.dim, keepdim=True)),), x.abs)]
+
+
+def norm_attnlrp(op: Norm, call: Call, eps: float) -> Steps:
+    """r = R for norms of the sample's own statistics; the ε rule where they are constants of training, as in BatchNorm."""
+    return norm_epsilon(op, call, eps) if op.running else identity(op, call)
 
 
 # ---------------------------------------------------------------- gradients with another rule at rectifiers

@@ -84,7 +84,7 @@ def _gamma(o: Options) -> dict[str, Rule]:
 
 _ALPHA1 = _alphabeta(1.0, 0.0)
 _RAP = _lrp(lrp.linear_rap, lrp.sum_rap, lrp.norm_rap)
-_ATTNLRP = _lrp(lrp.linear_epsilon, lrp.sum_epsilon, rules.identity, lrp.softmax_attnlrp)
+_ATTNLRP = _lrp(lrp.linear_epsilon, lrp.sum_epsilon, lrp.norm_attnlrp, lrp.softmax_attnlrp)
 _TIBAV = {**_ALPHA1({}), "norm": rules.identity}
 _RESCALE: dict[str, Rule] = {
     "gate": lrp.rescale,

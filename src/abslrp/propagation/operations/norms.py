@@ -24,10 +24,15 @@ def _per_channel(t: Tensor | None, x: Tensor) -> Tensor | None:
 
 
 def _norm_plan(
-    run: Run, x: Tensor, statistics: Callable[[Tensor], Any], weight: Tensor | None, bias: Tensor | None
+    run: Run,
+    x: Tensor,
+    statistics: Callable[[Tensor], Any],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running: bool = False,
 ) -> Planned:
     weight, bias = (None if t is None else t.detach() for t in (weight, bias))
-    return Planned(Norm(statistics, weight, bias), (x,), run, follow_unmoved)
+    return Planned(Norm(statistics, weight, bias, running), (x,), run, follow_unmoved)
 
 
 @row("layer_norm")
@@ -71,7 +76,8 @@ def batch_norm(
         assert mean is not None and variance is not None
         return mean.to(x.dtype), (variance.to(x.dtype) + eps).sqrt()
 
-    return _norm_plan(run, input, statistics, _per_channel(weight, input), _per_channel(bias, input))
+    running = not training and running_mean is not None
+    return _norm_plan(run, input, statistics, _per_channel(weight, input), _per_channel(bias, input), running)
 
 
 @row("instance_norm")
