@@ -178,3 +178,10 @@ def test_rollout_last_attention_and_tibav_against_their_definitions() -> None:
             [g.reshape(3, 2, 17, 17)[n] for g in gradients], [r.reshape(3, 2, 17, 17)[n] for r in relevances]
         )
         torch.testing.assert_close(tibav[n, 0].double(), up(lrp.cls_row(chained)), rtol=1e-5, atol=1e-7)
+
+
+def test_alpha2_does_not_double_at_average_pooling() -> None:
+    """After a ReLU an average has no negative contributions; α = 2 would hand out twice the relevance."""
+    x = randn(2, 3, 4, 4)
+    (r,), R = carried("lrp-alpha2beta1", lambda v: F.adaptive_avg_pool2d(F.relu(v), 1), x)
+    torch.testing.assert_close(r.sum((1, 2, 3)), R.sum((1, 2, 3)), rtol=1e-6, atol=1e-8)

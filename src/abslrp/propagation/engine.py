@@ -82,6 +82,7 @@ class Propagation(TorchFunctionMode):
         self._lent: list[Tensor] = []
         self._started = False
         self._depth = 0
+        self._lost_at = ""
         self.batch = 0
         self.last_pass = False
 
@@ -289,8 +290,10 @@ class Propagation(TorchFunctionMode):
                 for n, (s, x) in enumerate(zip(states, planned.inputs, strict=True))
             }
             axis = ways.pop() if len(ways) == 1 else None
-            if axis is None and ruled and self._by_sample:
-                meta["lost"] = f"{_name(base)}{_where()}"
+            if axis is None:
+                self._lost_at = self._lost_at or f"{_name(base)}{_where()}"
+                if ruled and self._by_sample:
+                    meta["lost"] = self._lost_at
         meta["output"] = axis
         self._mark(output, axis, planned.nonnegative, planned.attention)
         return output
@@ -342,6 +345,8 @@ class Propagation(TorchFunctionMode):
                 else structural.follow(func, args, kwargs, source, axis, outputs, self.batch)
             )
         axes = [ways[0] if len(set(ways)) == 1 else None for ways in zip(*found, strict=True)] or [None] * len(outputs)
+        if self.batch > 1 and None in axes:
+            self._lost_at = self._lost_at or f"{_name(func)}{_where()}"
         sign = func in structural.SIGN_KEEPING and all(
             self.nonnegative(t) for t in _tensors((args, kwargs)) if t.is_floating_point()
         )

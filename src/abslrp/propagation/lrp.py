@@ -106,6 +106,8 @@ def norm_epsilon(op: Norm, call: Call, eps: float, relative: bool = False) -> St
 def linear_alphabeta(op: Linear, call: Call, eps: float, alpha: float, beta: float) -> Steps:
     """r_i = Σ_j (α z⁺_ij / (Σ_k z⁺_kj + b⁺_j) − β z⁻_ij / (Σ_k z⁻_kj + b⁻_j)) · R_j."""
     pairs = _each(op, call)
+    if all(m.nonnegative and nonnegative for m, _, nonnegative in pairs):
+        alpha, beta = 1.0, 0.0  # an average of what is ≥ 0 has no negative part that could take back what α hands out
     above, below = _sums(op, call, pairs)
     bias = torch.zeros((), dtype=above.dtype, device=above.device) if op.bias is None else op.bias.to(above.dtype)
     up, down = above + bias.clamp(min=0) + eps, below + bias.clamp(max=0) - eps
