@@ -139,10 +139,6 @@ def test_contrastive_wrappers() -> None:
             )
 
 
-def attention_maps(x: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    return ((x @ q) @ (x @ k).transpose(-2, -1) * q.shape[1] ** -0.5).softmax(-1)
-
-
 def test_rollout_last_attention_and_tibav_against_their_definitions() -> None:
     from tests.contract.test_methods import X, model_of
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from abslrp.query import Query
+from abslrp.query import Answer, Query
 from abslrp.types import AbslrpError
 
 T = TypeVar("T")
@@ -60,12 +60,12 @@ def shown(items: Sequence[T], title: str, progress: bool) -> Iterator[T]:
     yield from track(items, description=title, console=Console(stderr=True))
 
 
-def gradient(query: Query, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """∂(target's output)/∂x for every input, and the outputs."""
+def gradient(query: Query, x: Tensor, targets: Tensor | None = None) -> Answer:
+    """∂(target's output)/∂x for every input, for given targets or those the query aims at."""
     leaf = x.detach().clone().requires_grad_()
     outputs = query.forward(leaf.clone())
-    chosen = outputs.gather(1, targets.reshape(-1, 1))
-    return grad_of(chosen, leaf), outputs.detach()
+    aimed = query.aim(outputs) if targets is None else targets
+    return Answer(grad_of(outputs.gather(1, aimed.reshape(-1, 1)), leaf), aimed, outputs.detach())
 
 
 def grad_of(chosen: Tensor, x: Tensor) -> Tensor:
@@ -83,8 +83,8 @@ def plain_outputs(query: Query, x: Tensor) -> Tensor:
         return query.forward(x.detach().clone())
 
 
-def seeded(seed: Any, device: torch.device | str = "cpu") -> torch.Generator:
-    return torch.Generator(device="cpu").manual_seed(whole("seed", seed, 0))
+def seeded(seed: Any) -> torch.Generator:
+    return torch.Generator().manual_seed(whole("seed", seed, 0))
 
 
 class Tap:
@@ -116,8 +116,3 @@ class Tap:
             rest = [output[0].clone(), *output[1:]]
             return type(output)(*rest) if hasattr(output, "_fields") else type(output)(rest)
         return None
-
-
-def in_parts(function: Callable[[Tensor], Tensor], inputs: Tensor, size: int, title: str, progress: bool) -> Tensor:
-    """A function of a batch, taken a bounded part at a time."""
-    return torch.cat([function(part) for part in shown(inputs.split(size), title, progress)])

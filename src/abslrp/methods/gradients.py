@@ -23,26 +23,14 @@ def _aimed(query: Query) -> tuple[Tensor, Tensor]:
 
 def saliency(query: Query) -> Answer:
     """|∂y_t/∂x| (Simonyan et al. 2013)."""
-    maps, targets, outputs = _gradient(query)
+    maps, targets, outputs = gradient(query, query.inputs)
     return Answer(maps.abs(), targets, outputs)
 
 
 def input_x_gradient(query: Query) -> Answer:
     """x · ∂y_t/∂x (Shrikumar et al. 2016)."""
-    maps, targets, outputs = _gradient(query)
+    maps, targets, outputs = gradient(query, query.inputs)
     return Answer(query.inputs * maps, targets, outputs)
-
-
-def _gradient(query: Query) -> Answer:
-    leaf = query.inputs.detach().clone().requires_grad_()
-    outputs = query.forward(leaf.clone())
-    targets = query.aim(outputs)
-    if not outputs.requires_grad:
-        raise AbslrpError("the outputs do not depend on x: the model's output has no gradient.")
-    (g,) = torch.autograd.grad(outputs.gather(1, targets.reshape(-1, 1)).sum(), leaf, allow_unused=True)
-    if g is None:
-        raise AbslrpError("the outputs do not depend on x.")
-    return Answer(g, targets, outputs.detach())
 
 
 def quadrature(name: str, steps: int) -> tuple[list[float], list[float]]:
@@ -106,8 +94,8 @@ def _summed(
     at_once = max(1, inner // len(query.inputs)) if query.divisible else 1
     groups = [range(i, min(i + at_once, len(points))) for i in range(0, len(points), at_once)]
     for group in shown(groups, title, progress):
-        stacked, _ = gradient(query, torch.cat([points[i] for i in group]), targets.repeat(len(group)))
-        for i, g in zip(group, stacked.chunk(len(group)), strict=True):
+        stacked = gradient(query, torch.cat([points[i] for i in group]), targets.repeat(len(group)))
+        for i, g in zip(group, stacked.maps.chunk(len(group)), strict=True):
             total += weights[i] * (g.abs() if absolute else g)
     return total
 
