@@ -23,6 +23,26 @@ def _ratio(wanted: Tensor, given: Tensor) -> Tensor:
     return torch.where(lost, 0.0, wanted / given.masked_fill(lost, 1.0))
 
 
+def _scaled(R: Tensor, k: Tensor, axis: Axis | None) -> Tensor:
+    """k⁺ R⁺ + k⁻ R⁻ for float64 factors (2, batch).
+
+    Rounding a factor to R's precision would shift all of a sample's relevance one way, layer by layer, and a contrastive start
+    lives on the difference of two masses. So a factor goes in as a short number, whose product with R is nearly exact, and the
+    rest.
+    """
+    if R.dtype == torch.float64:
+        parts = [k]
+    else:
+        short = (k.float().view(torch.int32) & ~0x1FFF).view(torch.float32)
+        parts = [short, (k - short.double()).float()]
+    up = R > 0
+    result = R * torch.where(up, spread(parts[0][0], R.shape, axis), spread(parts[0][1], R.shape, axis))
+    for up_rest, down_rest in parts[1:]:
+        rest = torch.where(up, spread(up_rest, R.shape, axis), spread(down_rest, R.shape, axis))
+        result = torch.addcmul(result, R, rest)
+    return result
+
+
 def sign(
     step: Transport, R: Tensor, axis: Axis | None, inputs: Sequence[Axis | None], batch: int
 ) -> tuple[Tensor, ...]:
@@ -31,8 +51,7 @@ def sign(
     above, below = R.clamp(min=0), R.clamp(max=0)
     up = _ratio(sample_sums(above, axis, batch), sample_sums(above * c, axis, batch))
     down = _ratio(sample_sums(below, axis, batch), sample_sums(below * c, axis, batch))
-    k = torch.where(R > 0, spread(up, R.shape, axis), spread(down, R.shape, axis))
-    return step.pull((R * k).to(R.dtype))
+    return step.pull(_scaled(R, torch.stack([up, down]), axis))
 
 
 def joint(
@@ -41,7 +60,7 @@ def joint(
     """r = k M(R) with one factor for both signs, k = Σ |R| / Σ_j c_j |R_j|."""
     size = R.abs()
     k = _ratio(sample_sums(size, axis, batch), sample_sums(size * step.columns(), axis, batch))
-    return step.pull((R * spread(k, R.shape, axis)).to(R.dtype))
+    return step.pull(_scaled(R, torch.stack([k, k]), axis))
 
 
 def each(
