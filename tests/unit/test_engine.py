@@ -223,6 +223,14 @@ def test_function_without_a_gradient_is_an_error_too() -> None:
         abslrp.explain(lambda x, f=harmless: (x + f(x)) @ torch.ones(4, 2), torch.randn(2, 4))
 
 
+def test_complex_layers_are_refused_with_a_sentence() -> None:
+    w = torch.randn(4, 2, dtype=torch.complex64)
+    with pytest.raises(abslrp.UnsupportedOperation, match="got complex numbers"):
+        abslrp.explain(
+            lambda x: torch.view_as_real(torch.view_as_complex(x.reshape(-1, 4, 2)) @ w).sum(-1), torch.randn(2, 8)
+        )
+
+
 def test_methods_can_be_listed_twice() -> None:
     assert abslrp.methods().keys() == abslrp.methods().keys() >= {"abslrp", "abslrp-agree"}
 

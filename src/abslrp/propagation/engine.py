@@ -273,6 +273,10 @@ class Propagation(TorchFunctionMode):
     def _apply(self, base: Any, planned: Planned) -> Tensor:
         states = [self._state(x) for x in planned.inputs]
         ruled = planned.kind.kind in self._rules
+        if ruled and any(x.is_complex() for x in planned.inputs):
+            raise UnsupportedOperation(
+                f"{_name(base)}{_where()} got complex numbers, for which there is no rule: write it with torch.view_as_real."
+            )
         meta: dict[str, Any] = {
             "nonnegative": [self.nonnegative(x) for x in planned.inputs],
             "inputs": tuple(s.axis for s in states),
