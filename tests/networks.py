@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import random
 from pathlib import Path
 
@@ -56,8 +57,26 @@ def shared_images(shared: Path, name: str, number: int, seed: int = 0) -> Tensor
         "vit-tiny": ((0.5,) * 3, (0.5,) * 3, 248),
         "vgg16": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224),
     }[name]
-    folder = shared / "data" / ("imagenette-val" if name == "vgg16" else "imagenet-val")
-    files = sorted(p for p in folder.glob("*/*") if p.suffix.lower() in (".jpeg", ".jpg", ".png"))
-    random.Random(seed).shuffle(files)
     transform = Transform(size=(224, 224), resize=resize, mean=mean, std=std)
-    return torch.stack([transform(read_image(f)) for f in files[:number]])
+    return torch.stack([transform(read_image(f)) for f in _files(shared, name, number, seed)])
+
+
+def shared_labels(shared: Path, name: str, number: int, seed: int = 0) -> list[int]:
+    """The classes of the same images."""
+    folder = _folder(shared, name)
+    if name == "vgg16":
+        index = {wnid: k for k, wnid in enumerate(sorted(p.name for p in folder.iterdir() if p.is_dir()))}
+    else:
+        with (folder / "classes.csv").open(newline="") as lines:
+            index = {row[1]: int(row[0]) for row in list(csv.reader(lines))[1:]}
+    return [index[f.parent.name] for f in _files(shared, name, number, seed)]
+
+
+def _folder(shared: Path, name: str) -> Path:
+    return shared / "data" / ("imagenette-val" if name == "vgg16" else "imagenet-val")
+
+
+def _files(shared: Path, name: str, number: int, seed: int) -> list[Path]:
+    files = sorted(p for p in _folder(shared, name).glob("*/*") if p.suffix.lower() in (".jpeg", ".jpg", ".png"))
+    random.Random(seed).shuffle(files)
+    return files[:number]

@@ -1,19 +1,24 @@
 """What did the network look at, and how far can the answer be trusted? Relevance for any PyTorch model."""
 
-# The subpackage first: its import binds the name `methods`, which the function below then takes for good.
-import abslrp.methods  # noqa: F401
+# The subpackages first: their import binds the names `methods` and `metrics`, which the functions below then take for good.
+import abslrp.methods
+import abslrp.metrics  # noqa: F401
+from abslrp.evaluate import evaluate
 from abslrp.explain import explain
 from abslrp.propagation.api import propagate, register_operation
 from abslrp.propagation.engine import UnsupportedOperation
-from abslrp.registry import methods
-from abslrp.types import AbslrpError, Attribution
+from abslrp.registry import methods, metrics
+from abslrp.types import AbslrpError, Attribution, Scores
 
 __all__ = [
     "AbslrpError",
     "Attribution",
+    "Scores",
     "UnsupportedOperation",
+    "evaluate",
     "explain",
     "methods",
+    "metrics",
     "propagate",
     "register_operation",
 ]

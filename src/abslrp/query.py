@@ -196,3 +196,27 @@ def undisturbed(inputs: Tensor) -> Iterator[None]:
         torch.set_rng_state(cpu)
         if cuda is not None:
             torch.cuda.set_rng_state(cuda, inputs.device)
+
+
+def gradient(query: Query, x: Tensor, targets: Tensor | None = None) -> Answer:
+    """∂(target's output)/∂x for every input, for given targets or those the query aims at."""
+    leaf = x.detach().clone().requires_grad_()
+    outputs = query.forward(leaf.clone())
+    aimed = query.aim(outputs) if targets is None else targets
+    return Answer(grad_of(outputs.gather(1, aimed.reshape(-1, 1)), leaf), aimed, outputs.detach())
+
+
+def grad_of(chosen: Tensor, x: Tensor) -> Tensor:
+    """The gradient of a sum of outputs, or one sentence where there is none."""
+    if not chosen.requires_grad:
+        raise AbslrpError("the outputs do not depend on the inputs: the model's output has no gradient.")
+    (g,) = torch.autograd.grad(chosen.sum(), x, allow_unused=True)
+    if g is None:
+        raise AbslrpError("the outputs do not depend on the inputs, or on the layer that was named.")
+    return g
+
+
+def plain_outputs(query: Query, x: Tensor) -> Tensor:
+    """The outputs alone."""
+    with torch.no_grad():
+        return query.forward(x.detach().clone())

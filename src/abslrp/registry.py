@@ -1,4 +1,4 @@
-"""From names to methods; the command line, the docs and the contract tests read from here."""
+"""From names to methods and metrics; the command line, the docs and the contract tests read from here."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from abslrp.types import AbslrpError
 
 if TYPE_CHECKING:
+    from abslrp.metrics.bench import Bench, Explainer, Outcome
     from abslrp.query import Answer, Query
 
 METHOD_MODULES = tuple(f"abslrp.methods.{room}" for room in ("relevance", "gradients", "cam", "attention", "controls"))
+METRIC_FAMILIES = ("combined", "faithfulness", "robustness", "localization")
+METRIC_MODULES = tuple(f"abslrp.metrics.{room}" for room in ("gae", "faithfulness", "robustness", "localization"))
 
 
 @dataclass(frozen=True)
@@ -35,15 +38,51 @@ class Method:
         return self.run(query, **{**self.options, **options})
 
 
+class Item(Protocol):
+    """What a metric scores: ``key`` names it in results, ``number`` is the image it belongs to."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def number(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A way to score maps, in four steps, so that what methods have in common is done once.
+
+    ``settle`` checks the options; ``plan`` lists the items to score, by chance from the seed alone; ``prepare`` does for some of
+    them what does not depend on the method; ``score`` scores one method on what was prepared. ``parts`` are the numbers that
+    an item gets beside its score; ``needs`` names what the images must come with.
+    """
+
+    name: str
+    description: str
+    family: str
+    citation: str
+    higher_is_better: bool
+    settle: Callable[..., dict[str, Any]] = field(repr=False)
+    plan: Callable[[Bench, Mapping[str, Any]], list[Any]] = field(repr=False)
+    prepare: Callable[[Bench, list[Any], Mapping[str, Any]], Any] = field(repr=False)
+    score: Callable[[Bench, Any, Explainer, Mapping[str, Any]], Outcome] = field(repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+
+
 _METHODS: dict[str, Method] = {}
+_METRICS: dict[str, Metric] = {}
 
 
 def register_method(method: Method) -> Method:
     """Enter a method under its name; a second one of the same name is an error."""
-    if method.name in _METHODS:
-        raise AbslrpError(f"method {method.name!r} is registered already: choose another name.")
-    _METHODS[method.name] = method
-    return method
+    return _register("method", _METHODS, method)
+
+
+def register_metric(metric: Metric) -> Metric:
+    """Enter a metric under its name; a second one of the same name is an error."""
+    return _register("metric", _METRICS, metric)
 
 
 def methods() -> dict[str, Method]:
@@ -57,6 +96,19 @@ def methods() -> dict[str, Method]:
     return dict(_METHODS)
 
 
+def metrics() -> dict[str, Metric]:
+    """All metrics by name.
+
+    >>> metrics()["gae"].higher_is_better
+    True
+    """
+    for module in METRIC_MODULES:
+        import_module(module)
+    # Whoever imported a module earlier must not change the order in which metrics are shown.
+    known = [*METRIC_FAMILIES, *(one.family for one in _METRICS.values())]
+    return dict(sorted(_METRICS.items(), key=lambda pair: known.index(pair[1].family)))
+
+
 def method(name: str) -> Method:
     """The method of this name.
 
@@ -64,10 +116,30 @@ def method(name: str) -> Method:
     Traceback (most recent call last):
     abslrp.types.AbslrpError: method 'absrlp' is unknown: did you mean abslrp? 'abslrp methods' lists all.
     """
-    known = methods()
+    return _find("method", methods(), name, "abslrp")
+
+
+def metric(name: str) -> Metric:
+    """The metric of this name.
+
+    >>> metric("gea")
+    Traceback (most recent call last):
+    abslrp.types.AbslrpError: metric 'gea' is unknown: did you mean gae? 'abslrp metrics' lists all.
+    """
+    return _find("metric", metrics(), name, "gae")
+
+
+def _register(kind: str, known: dict[str, Any], entry: Any) -> Any:
+    if entry.name in known:
+        raise AbslrpError(f"{kind} {entry.name!r} is registered already: choose another name.")
+    known[entry.name] = entry
+    return entry
+
+
+def _find(kind: str, known: dict[str, Any], name: str, usual: str) -> Any:
     if name not in known:
         near = get_close_matches(str(name), known, n=1)
         raise AbslrpError(
-            f"method {name!r} is unknown: did you mean {near[0] if near else 'abslrp'}? 'abslrp methods' lists all."
+            f"{kind} {name!r} is unknown: did you mean {near[0] if near else usual}? 'abslrp {kind}s' lists all."
         )
     return known[name]

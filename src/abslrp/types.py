@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -66,3 +66,92 @@ class Attribution:
         from abslrp.reporting.heatmaps import heatmap, save_png
 
         save_png(heatmap(self.maps[0], **settings), path)
+
+
+@dataclass(frozen=True)
+class Score:
+    """One method under one metric: ``scores`` (items,) in float64, never NaN, with whatever the metric tells beside.
+
+    ``ids`` name the images (or mosaics) that were scored; ``parts`` are further numbers (items, ...) by name;
+    ``flags`` say for each item what was wrong with its map: such an item has a defined score, and is counted.
+    """
+
+    metric: str
+    method: str
+    scores: torch.Tensor
+    ids: tuple[str, ...]
+    higher_is_better: bool
+    parts: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    flags: tuple[tuple[str, ...], ...] = field(default=(), repr=False)
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    @property
+    def mean(self) -> float:
+        return float(self.scores.mean())
+
+    @property
+    def flagged(self) -> int:
+        """How many items have a flag."""
+        return sum(bool(flag) for flag in self.flags)
+
+
+class Scores(Mapping[str, Mapping[str, Score]]):
+    """What an evaluation found, by metric and method: ``scores["gae"]["abslrp"].scores``.
+
+    >>> one = Score("gae", "abslrp", torch.tensor([0.25, 0.75]), ("a", "b"), True, {}, ((), ("constant",)))
+    >>> print(Scores({"gae": {"abslrp": one}}))
+    method    gae ↑
+    abslrp  0.500 ¹
+    ¹ 1 of 2 maps flagged: constant
+    """
+
+    def __init__(self, found: Mapping[str, Mapping[str, Score]]) -> None:
+        self._found = found
+
+    def __getitem__(self, metric: str) -> Mapping[str, Score]:
+        return self._found[metric]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __repr__(self) -> str:
+        return f"Scores({', '.join(f'{metric}: {len(rows)} methods' for metric, rows in self._found.items())})"
+
+    def __str__(self) -> str:
+        methods = list(dict.fromkeys(method for rows in self._found.values() for method in rows))
+        notes: list[str] = []
+        table = [["method", *(f"{m} {'↑' if self._better(m) else '↓'}" for m in self._found)]]
+        for method in methods:
+            table.append([method, *(self._cell(rows.get(method), notes) for rows in self._found.values())])
+        widths = [max(len(row[k]) for row in table) for k in range(len(table[0]))]
+        lines = [
+            "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+            for row in table
+        ]
+        return "\n".join(line.rstrip() for line in [*lines, *notes])
+
+    def _better(self, metric: str) -> bool:
+        return next(iter(self._found[metric].values())).higher_is_better
+
+    @staticmethod
+    def _cell(score: Score | None, notes: list[str]) -> str:
+        if score is None:
+            return "—"
+        if not score.flagged:
+            return f"{score.mean:.3f}"
+        kinds = ", ".join(dict.fromkeys(flag for flags in score.flags for flag in flags))
+        text = f"{score.flagged} of {len(score)} maps flagged: {kinds}"
+        known = [note.split(" ", 1)[1] for note in notes]
+        if text not in known:
+            notes.append(f"{_small(len(notes) + 1)} {text}")
+            known.append(text)
+        return f"{score.mean:.3f} {_small(known.index(text) + 1)}"
+
+
+def _small(number: int) -> str:
+    return "".join("⁰¹²³⁴⁵⁶⁷⁸⁹"[int(digit)] for digit in str(number))

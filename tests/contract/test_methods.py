@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -69,6 +70,21 @@ CASES = [
 
 def run(name: str, model: Any, x: Tensor, targets: Any = None, **options: Any) -> abslrp.Attribution:
     return abslrp.explain(model, x, targets, name, **{**QUICK.get(name, {}), **options})
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_nothing_stays_in_memory(name: str, kind: str) -> None:
+    """Without the garbage collector: a cycle through autograd's graph would keep every activation until it comes by, or for ever."""
+    model = model_of(kind)
+    run(name, model, X)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(issubclass(type(o), Tensor) for o in gc.get_objects())
+        run(name, model, X)
+        assert sum(issubclass(type(o), Tensor) for o in gc.get_objects()) == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)

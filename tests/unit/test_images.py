@@ -191,6 +191,35 @@ def test_bgr_swaps_the_channels_of_the_input_only() -> None:
     assert np.array_equal(plain.display(photograph()), swapped.display(photograph()))
 
 
+@pytest.mark.parametrize("shape", [(97, 61), (61, 97), (200, 300), (50, 50)])
+@pytest.mark.parametrize(
+    ("size", "resize"), [((64, 64), 73), ((64, 64), 33), ((32, 48), (40, 60)), ((64, 40), None), ((64, 64), 64)]
+)
+def test_boxes_go_where_the_pixels_go(
+    shape: tuple[int, int], size: tuple[int, int], resize: int | tuple[int, int] | None
+) -> None:
+    transform = Transform(size=size, resize=resize, interpolation="bilinear")
+    width, height = shape
+    box = (width // 4, height // 4, width // 2, height * 3 // 4)
+    picture = Image.new("RGB", shape)
+    picture.paste("white", box)
+    (moved,) = transform.boxes([box], shape)
+    rows, columns = np.nonzero(transform.display(picture)[..., 0] > 127)
+    seen = (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
+    assert np.abs(np.subtract(moved, seen)).max() <= 1
+
+
+def test_boxes_are_clipped_and_lost_ones_dropped() -> None:
+    transform = Transform(size=(50, 50), resize=100)
+    boxes = [(0, 0, 200, 100), (0, 0, 75, 100), (0, 0, 76, 26), (90, 90, 90, 95), (140, 0, 300, 100)]
+    assert transform.boxes(boxes, (200, 100)) == [(0, 0, 50, 50), (0, 0, 1, 1)]
+    assert transform.boxes([], (200, 100)) == []
+
+
+def test_boxes_on_an_image_smaller_than_the_crop_lie_behind_the_padding() -> None:
+    assert Transform(size=(64, 64), resize=33).boxes([(0, 0, 33, 33)], (33, 33)) == [(15, 15, 48, 48)]
+
+
 def test_transform_refuses_what_it_does_not_know() -> None:
     with pytest.raises(AbslrpError, match="'cubic' is unknown"):
         Transform(interpolation="cubic")

@@ -18,6 +18,9 @@ from abslrp.types import AbslrpError
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
 """The endings by which :func:`find_images` knows image files in a folder; a file named outright may have any."""
 
+Box = tuple[float, float, float, float]
+"""The edges (x0, y0, x1, y1) of a rectangle in pixels; the image's own are (0, 0, width, height)."""
+
 INTERPOLATIONS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -143,21 +146,55 @@ class Transform:
         resized = self._resized(to_rgb(image))
         return np.array(_centre_crop(resized, *self.size))
 
+    def boxes(self, boxes: Iterable[Box], size: tuple[int, int]) -> list[Box]:
+        """Boxes on an image of ``size`` (width, height) as boxes on the network's input; those cut away are left out.
+
+        >>> Transform(size=(224, 224), resize=256).boxes([(0, 0, 640, 480), (0, 0, 20, 480)], (640, 480))
+        [(0.0, 0.0, 224.0, 224.0)]
+        """
+        high, wide = self._resized_to(size)
+        height, width = self.size
+        across, down = wide / size[0], high / size[1]
+        left, top = _crop_start(wide, width), _crop_start(high, height)
+        moved = (
+            (
+                _clip(x0 * across - left, width),
+                _clip(y0 * down - top, height),
+                _clip(x1 * across - left, width),
+                _clip(y1 * down - top, height),
+            )
+            for x0, y0, x1, y1 in boxes
+        )
+        return [box for box in moved if box[0] < box[2] and box[1] < box[3]]
+
     def _resized(self, image: Image.Image) -> Image.Image:
-        if isinstance(self.resize, int):
-            height, width = _shorter_edge(image, self.resize)
-        else:
-            height, width = self.resize or self.size
+        height, width = self._resized_to(image.size)
         if image.size == (width, height):
             return image
         return image.resize((width, height), INTERPOLATIONS[self.interpolation])
 
+    def _resized_to(self, size: tuple[int, int]) -> tuple[int, int]:
+        if isinstance(self.resize, int):
+            return _shorter_edge(size, self.resize)
+        return self.resize or self.size
 
-def _shorter_edge(image: Image.Image, length: int) -> tuple[int, int]:
-    width, height = image.size
+
+def _shorter_edge(size: tuple[int, int], length: int) -> tuple[int, int]:
+    width, height = size
     if width <= height:
         return max(1, int(length * height / width)), length
     return length, max(1, int(length * width / height))
+
+
+def _crop_start(length: int, kept: int) -> int:
+    """Where :func:`_centre_crop` begins on an edge of this length; less than 0 where it fills up with black."""
+    if length < kept:
+        return -((kept - length) // 2)
+    return round((length - kept) / 2)
+
+
+def _clip(position: float, end: int) -> float:
+    return min(max(position, 0.0), float(end))
 
 
 def _centre_crop(image: Image.Image, height: int, width: int) -> Image.Image:

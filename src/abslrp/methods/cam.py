@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from abslrp.methods.common import Tap, grad_of
+from abslrp.methods.common import Tap
 from abslrp.methods.grids import as_maps, enlarged, find_layer, need_images, normal
 from abslrp.methods.relevance import propagated
-from abslrp.query import Answer, Query, named_module
+from abslrp.query import Answer, Query, grad_of, named_module
 from abslrp.registry import Method, register_method
 from abslrp.types import AbslrpError
 

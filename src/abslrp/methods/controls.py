@@ -6,8 +6,8 @@ import zlib
 
 import torch
 
-from abslrp.methods.common import plain_outputs, whole
-from abslrp.query import Answer, Query
+from abslrp.checks import whole
+from abslrp.query import Answer, Query, plain_outputs
 from abslrp.registry import Method, register_method
 
 

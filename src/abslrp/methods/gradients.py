@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from abslrp.methods.common import baseline_of, choice, gradient, number, plain_outputs, seeded, shown, whole
-from abslrp.query import Answer, Query
+from abslrp.checks import choice, number, whole
+from abslrp.methods.common import baseline_of, seeded, shown
+from abslrp.query import Answer, Query, gradient, plain_outputs
 from abslrp.registry import Method, register_method
 from abslrp.types import AbslrpError
 

@@ -98,7 +98,9 @@ class Relevance(torch.autograd.Function):
         output = planned.compute()
         if output._is_view() or any(output is x for x in inputs):
             output = output.clone()
-        ctx.host, ctx.kind, ctx.meta = host, planned.kind, meta
+        # The engine holds attention matrices, which hold this graph: a strong reference back would keep all of it for ever,
+        # because Python's garbage collector does not see through autograd's nodes.
+        ctx.host, ctx.kind, ctx.meta = weakref.proxy(host), planned.kind, meta
         ctx.kept = keeper.keep((*inputs, output))
         return output
 
