@@ -15,11 +15,14 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tests.networks import shared_images, shared_labels, shared_network
 
 import abslrp
 from abslrp.evaluate import Asked, Piece, choose_methods, choose_metrics, pieces, run_pieces, set_sizes
+from abslrp.experiments.paper import published
+from abslrp.experiments.statistics import best, interval, wilcoxon
 from abslrp.metrics.bench import Bench
 from abslrp.query import make_query, undisturbed
 from abslrp.types import AbslrpError
@@ -120,6 +123,61 @@ def _tell(result: dict[str, Any], asked: list[Asked]) -> None:
             )
 
 
+TITLES = {
+    "resnet50": ("ResNet50, ImageNet validation images", "resnet50", "the paper's ResNet50"),
+    "vit-tiny": ("ViT-Tiny/16, ImageNet validation images", "vit-base", "the paper's ViT-Base"),
+    "vgg16": ("VGG16 (average-pooled head), Imagenette validation images", "vgg16", "the paper's VGG16 on ImageNet"),
+}
+
+
+def write(arguments: argparse.Namespace) -> None:
+    """Tables of the results of several runs, put between the markers of a page."""
+    page = Path(arguments.page)
+    text = page.read_text()
+    for file in arguments.files:
+        name = Path(file).stem
+        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        if begin not in text or end not in text:
+            raise SystemExit(f"{page} has no place for {name}: add the lines {begin} and {end}.")
+        head, rest = text.split(begin)
+        text = f"{head}{begin}\n{table(json.loads(Path(file).read_text()))}\n{end}{rest.split(end)[1]}"
+    page.write_text(text)
+
+
+def table(result: dict[str, Any]) -> str:
+    """LC, C and GAE with 95 % intervals, Wilcoxon's p against absLRP, and the paper's figures, best first."""
+    title, architecture, whose = TITLES[result["network"]]
+    rows = result["scores"]["gae"]
+    scores = {method: np.array(parts["score"]) for method, parts in rows.items()}
+    found = best(scores, True)
+    number = len(next(iter(scores.values())))
+    lines = [
+        f"{title}: {number} mosaics of {result['images']} images, settings `{result['settings']}`, seed {result['seed']}, "
+        f"{result['device']}, torch {result['torch'].partition('+')[0]}. In brackets {whose}.",
+        "",
+        "| method | LC | C | GAE | 95 % | p against abslrp |",
+        "|---|---|---|---|---|---|",
+    ]
+    for method in sorted(scores, key=lambda m: -scores[m].mean()):
+        star = "*" if method in found.starred else ""
+        means = {part: float(np.mean(rows[method][part])) for part in ("LC", "C")}
+        spread = interval(scores[method])
+        p = "" if method == "abslrp" or "abslrp" not in scores else f"{wilcoxon(scores[method], scores['abslrp']):.2g}"
+        named = [f"{means[part]:.3f}{_paper(architecture, method, part)}" for part in means]
+        gae = f"{spread.mean:.3f}{star}"
+        gae = f"**{gae}**" if method == found.best or method in found.tied else gae
+        lines.append(
+            f"| {method} | {' | '.join(named)} | {gae}{_paper(architecture, method, 'GAE')} "
+            f"| {spread.low:.3f}–{spread.high:.3f} | {p} |"
+        )
+    return "\n".join(lines)
+
+
+def _paper(architecture: str, method: str, part: str) -> str:
+    value = published(architecture, "imagenet", "gae", method, part)
+    return "" if value is None else f" ({value:.3f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     verbs = parser.add_subparsers(required=True)
@@ -138,6 +196,10 @@ def main() -> None:
     runs.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     runs.add_argument("--out", default="results.json")
     runs.set_defaults(call=run)
+    writes = verbs.add_parser("write")
+    writes.add_argument("page")
+    writes.add_argument("files", nargs="+")
+    writes.set_defaults(call=write)
     arguments = parser.parse_args()
     arguments.call(arguments)
 

@@ -42,14 +42,14 @@ def test_pages_link_to_what_is_there() -> None:
             assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_readme_lists_every_method_under_its_family() -> None:
+def test_readme_lists_every_method_and_metric_under_its_family() -> None:
     lines = re.findall(
         r"^\| ([a-z ]+) \| (`.*) \|$", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE
     )
     listed = {family: set(re.findall(r"`([^`]+)`", names)) for family, names in lines}
     known: dict[str, set[str]] = {}
-    for name, method in registry.methods().items():
-        known.setdefault(method.family, set()).add(name)
+    for name, entry in {**registry.methods(), **registry.metrics()}.items():
+        known.setdefault(entry.family, set()).add(name)
     assert listed == known
 
 

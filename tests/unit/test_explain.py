@@ -230,13 +230,17 @@ def test_imports_flow_one_way() -> None:
     package = Path(abslrp.__file__).parent
     allowed = {
         "types": set(),
+        "checks": {"types"},
+        "memory": set(),
         "propagation": {"types", "propagation"},
         "registry": {"types", "query"},
         "query": {"types"},
-        "methods": {"types", "propagation", "registry", "query", "methods"},
+        "methods": {"types", "checks", "propagation", "registry", "query", "methods"},
         "inputs": {"types", "inputs"},
+        "metrics": {"types", "checks", "inputs", "registry", "query", "metrics"},
         "reporting": {"types", "reporting", "propagation"},
         "explain": {"types", "propagation", "registry", "query", "methods"},
+        "evaluate": {"types", "explain", "inputs", "memory", "metrics", "query", "registry"},
     }
     for file in package.rglob("*.py"):
         room = file.relative_to(package).parts[0].removesuffix(".py")

@@ -1,0 +1,201 @@
+"""A run on disk: one SQLite file with its configuration, every score, and the pictures that a report needs."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from abslrp.types import AbslrpError
+
+FILE = "run.sqlite"
+VERSION = 1
+_WAIT = 60.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS scores (
+    image TEXT NOT NULL, method TEXT NOT NULL, metric TEXT NOT NULL, part TEXT NOT NULL,
+    value REAL NOT NULL, flag TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (image, method, metric, part)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS arrays (
+    image TEXT NOT NULL, method TEXT NOT NULL, metric TEXT NOT NULL, part TEXT NOT NULL, data BLOB NOT NULL,
+    PRIMARY KEY (image, method, metric, part)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS skipped (image TEXT PRIMARY KEY, reason TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS unfit (method TEXT PRIMARY KEY, reason TEXT NOT NULL) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number: a part of a metric's score of one image (or mosaic) under one method; flags joined by '; '."""
+
+    image: str
+    method: str
+    metric: str
+    part: str
+    value: float
+    flag: str = ""
+
+
+class Store:
+    """Reads and writes a run. Every write is one transaction: after a crash a piece of work is there whole or not at all.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder, "run"), create=True) as store:
+    ...     store.add([Row("cat", "abslrp", "gae", "score", 0.25)])
+    ...     store.scores()["gae"]["abslrp"]["score"]
+    {'cat': 0.25}
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._db, self.path = connection, path
+
+    @classmethod
+    def open(cls, folder: Path, *, create: bool = False) -> Store:
+        """The run in a folder; ``create`` makes it where there is none."""
+        path = folder / FILE
+        if not create and not path.is_file():
+            raise AbslrpError(
+                f"{folder} holds no run ({FILE} is not there): make one with abslrp evaluate --out {folder}."
+            )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Transactions are begun by hand, so that a reader never sees half of a piece.
+            connection = sqlite3.connect(path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+            if create:
+                connection.executescript(_SCHEMA)
+            connection.execute("SELECT count(*) FROM facts").fetchone()
+        except (sqlite3.Error, OSError) as error:
+            raise AbslrpError(
+                f"{path} cannot be opened as a run ({error}): name another folder, or delete it to begin again."
+            ) from None
+        return cls(connection, path)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise AbslrpError(
+                f"{self.path} cannot be written ({error}): free the disk or the file, then run again."
+            ) from None
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def add(self, rows: Iterable[Row], arrays: Mapping[tuple[str, str, str, str], np.ndarray] | None = None) -> None:
+        """Write rows, and arrays by (image, method, metric, part), all or none; what is there already is replaced."""
+        packed = [(*key, _packed(value)) for key, value in (arrays or {}).items()]
+        with self._transaction():
+            self._db.executemany(
+                "INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?, ?)",
+                [(r.image, r.method, r.metric, r.part, r.value, r.flag) for r in rows],
+            )
+            self._db.executemany("INSERT OR REPLACE INTO arrays VALUES (?, ?, ?, ?, ?)", packed)
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of the run: its configuration, hash, versions, seeds, device, image ids, class names."""
+        return {name: json.loads(value) for name, value in self._read("SELECT name, value FROM facts")}
+
+    def note(self, **facts: Any) -> None:
+        """Write facts, each replacing what was there under its name."""
+        with self._transaction():
+            self._db.executemany(
+                "INSERT OR REPLACE INTO facts VALUES (?, ?)",
+                [(name, json.dumps(value, sort_keys=True)) for name, value in facts.items()],
+            )
+
+    def skip(self, skipped: Mapping[str, str]) -> None:
+        """Write down images that could not be read, with the reason."""
+        with self._transaction():
+            self._db.executemany("INSERT OR REPLACE INTO skipped VALUES (?, ?)", list(skipped.items()))
+
+    def skipped(self) -> dict[str, str]:
+        return dict(self._read("SELECT image, reason FROM skipped ORDER BY image"))
+
+    def set_unfit(self, methods: Mapping[str, str]) -> None:
+        """Write down methods that do not run on this model, with the reason."""
+        with self._transaction():
+            self._db.executemany("INSERT OR REPLACE INTO unfit VALUES (?, ?)", list(methods.items()))
+
+    def unfit(self) -> dict[str, str]:
+        return dict(self._read("SELECT method, reason FROM unfit ORDER BY method"))
+
+    def done(self) -> set[tuple[str, str, str]]:
+        """The (image, method, metric) that have their score."""
+        return set(self._read("SELECT image, method, metric FROM scores WHERE part = 'score'"))
+
+    def rows(self) -> list[Row]:
+        """All rows, sorted."""
+        wanted = "SELECT image, method, metric, part, value, flag FROM scores ORDER BY image, method, metric, part"
+        return [Row(*row) for row in self._read(wanted)]
+
+    def scores(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+        """Values by metric, method, part and image."""
+        found: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+        for row in self.rows():
+            found.setdefault(row.metric, {}).setdefault(row.method, {}).setdefault(row.part, {})[row.image] = row.value
+        return found
+
+    def flagged(self) -> dict[str, dict[str, int]]:
+        """How many images have a flag, by metric and method."""
+        wanted = (
+            "SELECT metric, method, count(*) FROM scores WHERE part = 'score' AND flag != '' GROUP BY metric, method"
+        )
+        found: dict[str, dict[str, int]] = {}
+        for metric, method, count in self._read(wanted):
+            found.setdefault(metric, {})[method] = count
+        return found
+
+    def array(self, image: str, method: str, metric: str, part: str) -> np.ndarray | None:
+        """An array that was kept, or None."""
+        wanted = "SELECT data FROM arrays WHERE image = ? AND method = ? AND metric = ? AND part = ?"
+        found = self._read(wanted, (image, method, metric, part))
+        return _unpacked(found[0][0]) if found else None
+
+    def kept(self) -> list[tuple[str, str, str, str]]:
+        """The (image, method, metric, part) of all arrays."""
+        return self._read("SELECT image, method, metric, part FROM arrays ORDER BY image, method, metric, part")
+
+    def _read(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        try:
+            return self._db.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise AbslrpError(f"{self.path} cannot be read ({error}): it is damaged, or no run of abslrp.") from None
+
+
+def _packed(value: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, value=value)
+    return buffer.getvalue()
+
+
+def _unpacked(data: bytes) -> np.ndarray:
+    with np.load(io.BytesIO(data), allow_pickle=False) as found:
+        value: np.ndarray = found["value"]
+        return value
