@@ -12,6 +12,7 @@ import platform
 import sys
 import time
 from collections import defaultdict
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from abslrp.evaluate import Asked, Piece, choose_methods, choose_metrics, pieces
 from abslrp.experiments.paper import published
 from abslrp.experiments.statistics import best, interval, wilcoxon
 from abslrp.metrics.bench import Bench
-from abslrp.query import make_query, undisturbed
+from abslrp.query import full_precision, make_query, undisturbed
 from abslrp.types import AbslrpError
 
 # Enough for a comparison, and affordable for thousands of maps.
@@ -76,7 +77,7 @@ def run(arguments: argparse.Namespace) -> None:
         bench.labels = [frozenset([label]) for label in labels]
     rows: dict[str, dict[str, dict[str, list[Any]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     seconds: dict[str, float] = defaultdict(float)
-    with undisturbed(x):
+    with undisturbed(x), nullcontext() if arguments.tf32 else full_precision():
         set_sizes(bench, asked, x, arguments.batch)
         work = list(pieces(bench, chosen, arguments.chunk))
         since = time.perf_counter()
@@ -188,6 +189,7 @@ def main() -> None:
     runs.add_argument("--mosaics", type=int)
     runs.add_argument("--methods", default="all")
     runs.add_argument("--metrics", default="gae")
+    runs.add_argument("--tf32", action="store_true", help="round as torch does on CUDA unless told not to")
     runs.add_argument("--samples", type=int, default=10)
     runs.add_argument("--settings", default="authors")
     runs.add_argument("--seed", type=int, default=0)

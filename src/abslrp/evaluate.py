@@ -14,7 +14,7 @@ from abslrp.inputs.draws import content_ids
 from abslrp.memory import batch_size as fitting
 from abslrp.memory import halving
 from abslrp.metrics.bench import Bench, Boxes, Explainer, Outcome
-from abslrp.query import check_inputs, check_model, make_query, undisturbed, unwrap
+from abslrp.query import check_inputs, check_model, full_precision, make_query, undisturbed, unwrap
 from abslrp.registry import Metric
 from abslrp.registry import method as find_method
 from abslrp.registry import metric as find_metric
@@ -81,7 +81,7 @@ def evaluate(
 
     All chance comes from the seed and the images' ``ids`` (by default made of their pixels): neither the order of the images,
     nor ``batch_size`` (by default found from the free memory), nor the other methods change a score, and methods are paired.
-    ``details=True`` keeps the maps and mosaics among the parts, for figures.
+    ``details=True`` keeps the maps and mosaics among the parts, for figures. On CUDA products are taken in full precision.
 
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3)).eval()
     >>> s = evaluate(net, torch.randn(5, 3, 4, 4), methods=["input-x-gradient", "constant"], metrics=["gae"], T=4)
@@ -105,7 +105,7 @@ def evaluate(
         details,
     )
     asked = choose_methods(methods, model)
-    with undisturbed(x):
+    with undisturbed(x), full_precision():
         set_sizes(bench, asked, x, batch_size)
         found: dict[str, dict[str, list[tuple[Piece, Outcome]]]] = {
             m.name: {a.name: [] for a in asked} for m, _ in chosen

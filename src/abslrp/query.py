@@ -198,6 +198,24 @@ def undisturbed(inputs: Tensor) -> Iterator[None]:
             torch.cuda.set_rng_state(cuda, inputs.device)
 
 
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Products on CUDA in float32 as such, not rounded to TF32 on the way, which torch does in convolutions unless told not to.
+
+    A rule divides by outputs, some of which are nearly 0, so rounding to ten bits can turn a map over: on ViT-Tiny the
+    contrastiveness of single mosaics moved by up to .4.
+    """
+    places = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [place.allow_tf32 for place in places]
+    try:
+        for place in places:
+            place.allow_tf32 = False
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.allow_tf32 = value
+
+
 def gradient(query: Query, x: Tensor, targets: Tensor | None = None) -> Answer:
     """∂(target's output)/∂x for every input, for given targets or those the query aims at."""
     leaf = x.detach().clone().requires_grad_()

@@ -454,3 +454,24 @@ def test_at_the_head_evidence_is_what_raises_the_logit() -> None:
     assert ours[0, 0] > 0 and ours[0, 1] == 0
     same = abslrp.explain(model, x, method="abslrp-agree", start=start, head="same").maps
     assert same[0, 1] > 0 and same[0, 0] == 0
+
+
+def test_relevance_at_the_level_of_patches_is_even_inside_each_and_keeps_its_sum() -> None:
+    from tests.contract.test_methods import X, model_of
+
+    model = model_of("transformer")
+    made = abslrp.explain(model, X, level="patches").maps
+    tiles = made.unfold(2, 4, 4).unfold(3, 4, 4)
+    assert (tiles == tiles[..., :1, :1]).all() and (made == made[:, :1]).all()
+    at = abslrp.explain(model, X, at="patches").maps
+    torch.testing.assert_close(made.sum((1, 2, 3)), at.sum((1, 2, 3)), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(made[:, 0, ::4, ::4] * 48, at.sum(1), rtol=1e-4, atol=1e-6)
+    assert abslrp.explain(model, X).maps.unfold(2, 4, 4).unfold(3, 4, 4).var((-1, -2)).min() > 0
+
+
+def test_relevance_at_the_level_of_patches_needs_patches() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 2)).eval()
+    with pytest.raises(abslrp.AbslrpError, match="cuts images into patches"):
+        abslrp.explain(model, torch.randn(1, 3, 4, 4), level="patches")
+    with pytest.raises(abslrp.AbslrpError, match="level='pixel' is unknown"):
+        abslrp.explain(model, torch.randn(1, 3, 4, 4), level="pixel")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 
+from abslrp.checks import choice
 from abslrp.methods.common import Tap, baseline_of
 from abslrp.propagation.api import propagate, settle
 from abslrp.propagation.rulesets import RULESETS
@@ -15,6 +19,7 @@ from abslrp.registry import Method, register_method
 from abslrp.types import AbslrpError
 
 PAPER = "Vukadin, Afrić, Šilić, Delač (2024), doi 10.1145/3649458"
+LEVELS = ("pixels", "patches")
 BACH = "Bach et al. (2015), doi 10.1371/journal.pone.0130140"
 
 
@@ -31,6 +36,31 @@ def propagated(query: Query, ruleset: str, options: dict[str, Any], positive: bo
     targets = query.aim(outputs)
     maps = engine.relevance(outputs, at, settled["start"], targets=targets, retain=False)
     return Answer(maps.clamp(min=0) if positive else maps, targets, outputs.detach())
+
+
+def levelled(query: Query, ruleset: str, options: dict[str, Any]) -> Answer:
+    """As :func:`propagated`; at the level of patches relevance stops at the patch embedding and is spread evenly over each."""
+    level = choice("level", options.pop("level"), LEVELS)
+    if level == "pixels":
+        return propagated(query, ruleset, options)
+    if query.at is not None:
+        raise AbslrpError(f"level='patches' cannot be used with at={query.at!r}: it gives the map of the input.")
+    maps, targets, outputs = propagated(replace(query, at=patch_embedding(query)), ruleset, options)
+    x = query.inputs
+    grid = maps.sum(1, keepdim=True)
+    spread = F.interpolate(grid, x.shape[-2:], mode="nearest") * (grid[0].numel() / x[0].numel())
+    return Answer(spread.expand(x.shape).contiguous(), targets, outputs)
+
+
+def patch_embedding(query: Query) -> str:
+    """The name of the first convolution that cuts its input into patches: as far from one to the next as each is wide."""
+    modules = query.model.named_modules() if isinstance(query.model, nn.Module) else ()
+    for name, module in modules:
+        if isinstance(module, nn.Conv2d) and tuple(module.kernel_size) == tuple(module.stride) != (1, 1):
+            return name
+    raise AbslrpError(
+        "level='patches' needs a model that cuts images into patches by a convolution: use level='pixels'."
+    )
 
 
 def deeplift(query: Query, baseline: Any = 0.0, **options: Any) -> Answer:
@@ -56,20 +86,31 @@ def _register(
     **defaults: Any,
 ) -> None:
     rules = ruleset or name
+
+    def run(query: Query, **options: Any) -> Answer:
+        if "level" in options:
+            return levelled(query, rules, options)
+        return propagated(query, rules, options, positive)
+
     register_method(
         Method(
             name=name,
             description=description,
             family=family,
             citation=citation,
-            run=lambda query, **options: propagated(query, rules, options, positive),
+            run=run,
             options={**RULESETS[rules].defaults, **defaults},
             at=True,
         )
     )
 
 
-_register("abslrp", "positive contributions over the absolute output, contrastive start (the paper's)", PAPER)
+_register(
+    "abslrp",
+    "positive contributions over the absolute output, contrastive start (the paper's)",
+    PAPER,
+    level="pixels",
+)
 # A logit's sign says nothing (softmax does not change when all logits are shifted), so at the head evidence for a class is
 # what raises its logit, also where the logit is negative.
 _register(
@@ -77,6 +118,7 @@ _register(
     "contributions that agree with the output's sign, two-pass start (ours)",
     f"this library, after {PAPER}",
     head="positive",
+    level="pixels",
 )
 _register("lrp-epsilon", "each contribution over the output, which ε keeps from 0", BACH)
 _register(
