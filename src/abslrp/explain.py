@@ -61,12 +61,12 @@ def explain(
         raise AbslrpError(f"at={at!r} cannot be used with {method}, which makes maps of the input only.")
     query = make_query(model, images, targets, forward, at)
     with undisturbed(query.inputs):
-        parts = [_answer(chosen, part, options) for part in _parts(query, batch_size)]
+        parts = [answer(chosen, part, options) for part in _parts(query, batch_size)]
     maps, classes, outputs = (torch.cat(column) for column in zip(*parts, strict=True))
     return Attribution(maps.float(), classes, outputs.float(), method, dict(options))
 
 
-def _answer(method: Method, query: Query, options: dict[str, Any]) -> Answer:
+def answer(method: Method, query: Query, options: dict[str, Any]) -> Answer:
     try:
         answer = method(query, **options)
     except BatchLost:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from abslrp.types import AbslrpError
 
 def _attend(query: Query, ruleset: str) -> tuple[Propagation, Tensor]:
     """A forward under the engine that records the attention matrices."""
-    need_images(query.inputs, "an attention map")
     leaf = query.inputs.detach().clone().requires_grad_()
     with propagate(ruleset, measure=False) as engine:
         engine.watch(leaf)
@@ -61,23 +60,23 @@ def _picture(matrix: Tensor, query: Query) -> Tensor:
     return enlarged(row[:, prefix:].unflatten(1, (rows, columns)), query.inputs)
 
 
-def last_layer_attention(query: Query) -> Answer:
-    """The class token's row of the last block's attention, mean over heads."""
+def last_matrix(query: Query) -> Answer:
+    """The last block's attention (batch, tokens, tokens), mean over heads."""
     engine, outputs = _attend(query, "gradient")
     last = _matrices(engine.attentions, len(query.inputs))[-1].detach()
-    return Answer(_picture(last.mean(1), query), query.aim(outputs), outputs.detach())
+    return Answer(last.mean(1), query.aim(outputs), outputs.detach())
 
 
-def rollout(query: Query) -> Answer:
-    """Π_b (I + mean over heads of A_b) (Abnar and Zuidema 2020)."""
+def rollout_matrix(query: Query) -> Answer:
+    """Π_b (I + mean over heads of A_b) (Abnar and Zuidema 2020), (batch, tokens, tokens)."""
     engine, outputs = _attend(query, "gradient")
     matrices = [m.detach().mean(1) for m in _matrices(engine.attentions, len(query.inputs))]
     identity = torch.eye(matrices[0].shape[-1], device=matrices[0].device, dtype=matrices[0].dtype)
-    return Answer(_picture(chain([identity + m for m in matrices]), query), query.aim(outputs), outputs.detach())
+    return Answer(chain([identity + m for m in matrices]), query.aim(outputs), outputs.detach())
 
 
-def tibav(query: Query) -> Answer:
-    """Π_b (I + mean over heads of (∇A_b · R_b)⁺), R by LRP-α1β0 (Chefer et al. 2021)."""
+def tibav_matrix(query: Query) -> Answer:
+    """Π_b (I + mean over heads of (∇A_b · R_b)⁺), R by LRP-α1β0 (Chefer et al. 2021), (batch, tokens, tokens)."""
     batch = len(query.inputs)
     engine, outputs = _attend(query, "gradient")
     targets = query.aim(outputs)
@@ -89,10 +88,22 @@ def tibav(query: Query) -> Answer:
     for g, r in zip(_matrices(list(gradients), batch), _matrices(relevances, batch), strict=True):
         identity = torch.eye(g.shape[-1], device=g.device, dtype=g.dtype)
         blocks.append(identity + (g * r).clamp(min=0).mean(1))
-    return Answer(_picture(chain(blocks), query), targets, outputs.detach())
+    return Answer(chain(blocks), targets, outputs.detach())
 
 
-def _register(name: str, description: str, citation: str, run: Any, class_specific: bool) -> None:
+MATRICES: dict[str, Callable[[Query], Answer]] = {
+    "last-layer-attention": last_matrix,
+    "rollout": rollout_matrix,
+    "tibav": tibav_matrix,
+}
+
+
+def _register(name: str, description: str, citation: str, class_specific: bool) -> None:
+    def run(query: Query) -> Answer:
+        need_images(query.inputs, "an attention map")
+        matrix, targets, outputs = MATRICES[name](query)
+        return Answer(_picture(matrix, query), targets, outputs)
+
     register_method(Method(name, description, "attention", citation, run, {}, ("attention",), class_specific))
 
 
@@ -100,14 +111,12 @@ _register(
     "last-layer-attention",
     "the class token's attention in the last block",
     "Caron et al. (2021), arXiv 2104.14294",
-    last_layer_attention,
     False,
 )
-_register("rollout", "attention chained through the blocks", "Abnar, Zuidema (2020), arXiv 2005.00928", rollout, False)
+_register("rollout", "attention chained through the blocks", "Abnar, Zuidema (2020), arXiv 2005.00928", False)
 _register(
     "tibav",
     "gradient times relevance of attention, chained through the blocks",
     "Chefer, Gur, Wolf (2021), arXiv 2012.09838",
-    tibav,
     True,
 )

@@ -1,0 +1,270 @@
+"""From a text classifier and sentences to the relevance of words."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from abslrp.explain import answer
+from abslrp.methods.attention import MATRICES
+from abslrp.query import Answer, Query, check_model, check_targets, plain_outputs, undisturbed, unwrap
+from abslrp.registry import method as find_method
+from abslrp.types import AbslrpError, Target
+
+_NO_LIMIT = 10**6
+# Their first positions are taken by padding.
+_SHIFTED = {"roberta", "xlm-roberta", "camembert", "longformer", "xlm-roberta-xl"}
+
+
+@dataclass(frozen=True)
+class TextAttribution:
+    """Relevance of the words of one text, and of the tokens they are made of.
+
+    ``tokens`` are the model's own, special ones included; ``words`` join them as they stand in the text; ``of_word`` gives each
+    token's word, or None. ``outputs`` (classes,) are the model's.
+    """
+
+    text: str
+    words: tuple[str, ...]
+    relevance: Tensor
+    tokens: tuple[str, ...]
+    token_relevance: Tensor
+    of_word: tuple[int | None, ...]
+    spans: tuple[tuple[int, int], ...]
+    target: int
+    outputs: Tensor
+    method: str
+    token_ids: tuple[int, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        pairs = zip(self.words, self.relevance.tolist(), strict=True)
+        return " ".join(f"{word}({value:+.2g})" for word, value in pairs)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A text as the model takes it."""
+
+    text: str
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    of_word: tuple[int | None, ...]
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple(self.text[a:b] for a, b in self.spans)
+
+
+def explain_text(
+    model: nn.Module,
+    tokenizer: Any,
+    texts: str | Sequence[str],
+    targets: Target = None,
+    method: str = "abslrp",
+    *,
+    batch_size: int = 16,
+    **options: Any,
+) -> Any:
+    """Relevance of the words of each text, for a sequence classifier of the transformers library.
+
+    The relevance of a token is that of its input embedding, summed; that of a word the sum over its tokens. Special tokens are kept
+    apart. Texts of equal length run together, so there is no padding that could get relevance or change a score. A list of texts
+    gives a list of :class:`TextAttribution`, a single text gives one. Texts longer than the model takes are cut, with a warning.
+
+    Methods are those of :func:`abslrp.explain` that need no image; ``occlusion`` covers one word after the other.
+    Vukadin, Afrić, Šilić, Delač (2024), doi 10.1145/3649458, apply absLRP to text in figure 9.
+    """
+    core = unwrap(model)
+    check_model(core)
+    single = isinstance(texts, str)
+    encoded = encode(tokenizer, core, [texts] if isinstance(texts, str) else texts)
+    classes = check_targets(targets, len(encoded))
+    chosen = find_method(method)
+    unknown = sorted(set(options) - set(chosen.options))
+    if unknown:
+        known = ", ".join(sorted(chosen.options)) or "none"
+        raise AbslrpError(f"option {unknown[0]!r} is unknown for {method}: choose from {known}.")
+    found: dict[int, TextAttribution] = {}
+    for rows in equal_lengths([len(one.ids) for one in encoded], batch_size if batched(core) else 1):
+        group = [encoded[i] for i in rows]
+        query = text_query(core, group, None if classes is None else classes[rows])
+        with undisturbed(query.inputs):
+            values, aimed, outputs = token_relevance(query, group, method, options, tokenizer)
+        for k, i in enumerate(rows):
+            found[i] = _attribution(group[k], values[k], int(aimed[k]), outputs[k], method, options)
+    ordered = [found[i] for i in range(len(encoded))]
+    return ordered[0] if single else ordered
+
+
+def encode(tokenizer: Any, model: Any, texts: Sequence[str]) -> list[Encoded]:
+    """Texts as tokens with their words, cut to what the model takes."""
+    if not texts:
+        raise AbslrpError("texts is empty: give at least one text.")
+    if not getattr(tokenizer, "is_fast", False):
+        raise AbslrpError(
+            f"the tokenizer {type(tokenizer).__name__} does not tell which characters a token stands for: "
+            "load it with AutoTokenizer.from_pretrained(..., use_fast=True)."
+        )
+    most = _longest(tokenizer, getattr(model, "config", None))
+    return [_encode(tokenizer, text, number, most) for number, text in enumerate(texts)]
+
+
+def _encode(tokenizer: Any, text: Any, number: int, most: int) -> Encoded:
+    if not isinstance(text, str) or not text.strip():
+        raise AbslrpError(f"text {number} is {text!r}, expected a text with at least one word.")
+    whole = tokenizer(text, add_special_tokens=True, verbose=False)
+    coded = tokenizer(text, truncation=True, max_length=most, return_offsets_mapping=True, verbose=False)
+    if len(whole["input_ids"]) > len(coded["input_ids"]):
+        warnings.warn(
+            f"text {number} has {len(whole['input_ids'])} tokens and the model takes {most}: the rest is left out.",
+            stacklevel=4,
+        )
+    ids, offsets, words = coded["input_ids"], coded["offset_mapping"], coded.word_ids()
+    numbers: dict[int, int] = {}
+    spans: list[list[int]] = []
+    of_word: list[int | None] = []
+    for word, (start, end) in zip(words, offsets, strict=True):
+        while word is not None and start < end and text[start].isspace():
+            start += 1
+        if word is None or start >= end:
+            of_word.append(None)
+            continue
+        if word not in numbers:
+            numbers[word] = len(spans)
+            spans.append([start, end])
+        spans[numbers[word]][1] = max(end, spans[numbers[word]][1])
+        of_word.append(numbers[word])
+    if not spans:
+        raise AbslrpError(f"text {number} has no word the tokenizer knows: {text[:60]!r}.")
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    return Encoded(text, tuple(ids), tuple(tokens), tuple(of_word), tuple((a, b) for a, b in spans))
+
+
+def _longest(tokenizer: Any, config: Any) -> int:
+    limits = [int(min(getattr(tokenizer, "model_max_length", _NO_LIMIT), _NO_LIMIT))]
+    places = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if isinstance(places, int) and places > 0:
+        limits.append(places - 2 if getattr(config, "model_type", "") in _SHIFTED else places)
+    return min(limits)
+
+
+def equal_lengths(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Numbers of texts that have the same length, at most so many together.
+
+    >>> equal_lengths([3, 5, 3, 3], 2)
+    [[0, 2], [3], [1]]
+    """
+    groups: dict[int, list[int]] = {}
+    for number, length in enumerate(lengths):
+        groups.setdefault(length, []).append(number)
+    return [group[i : i + most] for group in groups.values() for i in range(0, len(group), most)]
+
+
+def batched(model: Any) -> bool:
+    """Whether the model takes several texts at once: decoders without a padding token do not."""
+    config = getattr(model, "config", None)
+    return bool(getattr(config, "is_encoder_decoder", False)) or getattr(config, "pad_token_id", 0) is not None
+
+
+def text_query(model: Any, group: Sequence[Encoded], targets: Tensor | None) -> Query:
+    """The question to the model, with the embeddings of equally long texts as inputs."""
+    table = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    if not isinstance(table, nn.Module):
+        raise AbslrpError(
+            f"{type(model).__name__} has no input embeddings: pass a sequence classifier of the transformers library."
+        )
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        embedded = table(torch.tensor([one.ids for one in group], device=device)).detach()
+
+    def forward(x: Tensor) -> Any:
+        mask = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return model(inputs_embeds=x, attention_mask=mask)
+
+    return Query(model, embedded, targets, forward)
+
+
+def token_relevance(
+    query: Query, group: Sequence[Encoded], method: str, options: dict[str, Any], tokenizer: Any
+) -> Answer:
+    """Relevance (batch, tokens) of equally long texts."""
+    if method in MATRICES:
+        matrix, aimed, outputs = MATRICES[method](query)
+        return Answer(matrix[:, reader(query, group)], aimed, outputs)
+    if method == "occlusion":
+        return _occluded(query, group, tokenizer)
+    if find_method(method).family in ("class activation map",) or method == "rise":
+        raise AbslrpError(f"{method} makes maps of images: choose another method for text, such as abslrp.")
+    maps, aimed, outputs = answer(find_method(method), query, options)
+    # Controls know nothing of a token's width: one number each.
+    return Answer(maps[..., 0] if find_method(method).family == "control" else maps.sum(-1), aimed, outputs)
+
+
+def reader(query: Query, group: Sequence[Encoded]) -> int:
+    """The token whose attention decides: the first, or the last where the model reads from left to right."""
+    config = getattr(query.model, "config", None)
+    causal = bool(getattr(config, "is_decoder", False)) or "Causal" in str(getattr(config, "architectures", ""))
+    first = group[0].of_word[0] is None
+    return 0 if first and not causal else len(group[0].ids) - 1
+
+
+def _occluded(query: Query, group: Sequence[Encoded], tokenizer: Any) -> Answer:
+    """How much the target's output falls when a word is covered by the mask token (0 where there is none), shared by its tokens."""
+    x = query.inputs
+    outputs = plain_outputs(query, x)
+    aimed = query.aim(outputs)
+    cover = cover_embedding(query, tokenizer)
+    values = torch.zeros(x.shape[:2], device=x.device)
+    for row, one in enumerate(group):
+        places = [[k for k, word in enumerate(one.of_word) if word == w] for w in range(len(one.spans))]
+        covered = x[row].repeat(len(places), 1, 1)
+        for w, tokens in enumerate(places):
+            covered[w, tokens] = cover
+        after = torch.cat([plain_outputs(query, part) for part in covered.split(16)])[:, aimed[row]]
+        for w, tokens in enumerate(places):
+            values[row, tokens] = (outputs[row, aimed[row]] - after[w]).float() / len(tokens)
+    return Answer(values, aimed, outputs)
+
+
+def cover_embedding(query: Query, tokenizer: Any) -> Tensor:
+    """The embedding of the mask token, or of nothing."""
+    token = getattr(tokenizer, "mask_token_id", None)
+    model: Any = query.model
+    if token is None:
+        return torch.zeros_like(query.inputs[0, 0])
+    with torch.no_grad():
+        found: Tensor = model.get_input_embeddings()(torch.tensor([token], device=query.inputs.device))[0]
+    return found
+
+
+def _attribution(
+    one: Encoded, values: Tensor, target: int, outputs: Tensor, method: str, options: dict[str, Any]
+) -> TextAttribution:
+    values = values.detach().float().cpu()
+    words = torch.zeros(len(one.spans))
+    for k, word in enumerate(one.of_word):
+        if word is not None:
+            words[word] += values[k]
+    return TextAttribution(
+        one.text,
+        one.words,
+        words,
+        one.tokens,
+        values,
+        one.of_word,
+        one.spans,
+        target,
+        outputs.detach().float().cpu(),
+        method,
+        one.ids,
+        dict(options),
+    )
