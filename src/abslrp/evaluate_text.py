@@ -43,7 +43,7 @@ def evaluate_text(
     ``text-abpc`` and ``text-aopc`` take words away in the order of their relevance (``how="remove"``, or ``"mask"``) and look at the
     target's probability; ``text-consistency`` is GAE's local consistency with words for features.
     """
-    core = unwrap(model)
+    core: Any = unwrap(model)
     check_model(core)
     names = [metrics] if isinstance(metrics, str) else list(metrics)
     settled = _settled(names, options)

@@ -205,7 +205,7 @@ def full_precision() -> Iterator[None]:
     A rule divides by outputs, some of which are nearly 0, so rounding to ten bits can turn a map over: on ViT-Tiny the
     contrastiveness of single mosaics moved by up to .4.
     """
-    places = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    places: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
     before = [place.allow_tf32 for place in places]
     try:
         for place in places:

@@ -81,7 +81,7 @@ def explain_text(
     Methods are those of :func:`abslrp.explain` that need no image; ``occlusion`` covers one word after the other.
     Vukadin, Afrić, Šilić, Delač (2024), doi 10.1145/3649458, apply absLRP to text in figure 9.
     """
-    core = unwrap(model)
+    core: Any = unwrap(model)
     check_model(core)
     single = isinstance(texts, str)
     encoded = encode(tokenizer, core, [texts] if isinstance(texts, str) else texts)

@@ -21,10 +21,17 @@ HOW = ("remove", "mask")
 class Worded(Protocol):
     """A text as a method explained it: relevance of its words, its token ids, and which word each token belongs to."""
 
-    relevance: Tensor
-    token_ids: tuple[int, ...]
-    of_word: tuple[int | None, ...]
-    target: int
+    @property
+    def relevance(self) -> Tensor: ...
+
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def of_word(self) -> tuple[int | None, ...]: ...
+
+    @property
+    def target(self) -> int: ...
 
 
 Probabilities = Callable[[Sequence[Sequence[int]]], Tensor]
