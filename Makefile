@@ -1,4 +1,4 @@
-# make demo: pictures of what a network saw.  make test: the tests.  make check: lint, types, doctests.
+# make demo: pictures of what a network saw, and a report on which method to believe.  make test: the tests.  make check: lint, types, doctests.
 # make bench: the measurements.  make clean: remove the environment and what was written.
 
 PYTHON ?= python3
@@ -47,5 +47,5 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.torch
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.torch
 	@echo "Installing abslrp for development ..."
-	@$(PIP) -c constraints.txt -e '.[demo,text,dev]'
+	@$(PIP) -c constraints.txt -e '.[demo,text,cluster,datasets,dev]'
 	@touch $(VENV)/.demo $@

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from abslrp import commands, report_command
+
 if TYPE_CHECKING:
     from abslrp.inputs.models import LoadedModel
 
 FAILED = 2
 INTERRUPTED = 130
 _IMAGES_IN_FULL = 10
+_SCORED = ("abslrp", "abslrp-agree", "gradcam", "input-x-gradient", "constant")
 _ROUNDING = 1e-3
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help="Pictures of what a neural network saw.")
@@ -184,11 +186,13 @@ def doctor(
 
 @app.command()
 def demo(out: Out = Path("abslrp-out")) -> None:
-    """Explain scikit-image's photographs with the embedded network and write two contact sheets."""
+    """Explain scikit-image's photographs with the embedded network, score methods on them, and write sheets and a report."""
     from rich.progress import Progress
 
     from abslrp import registry
     from abslrp.batches import contact_sheet, method_sheet
+    from abslrp.experiments.config import make_config
+    from abslrp.experiments.store import FILE
     from abslrp.inputs.models import load_model, sample_images
     from abslrp.reporting.heatmaps import save_png
     from abslrp.reporting.tables import by_family
@@ -205,8 +209,17 @@ def demo(out: Out = Path("abslrp-out")) -> None:
         sheet = method_sheet(
             loaded, photograph, methods, done=lambda name: progress.update(task, advance=1, description=name)
         )
-    for path in (classes, save_png(sheet, out / "methods.png")):
+    print(f"Scoring {len(_SCORED)} methods by GAE …", flush=True)
+    run = out / "run"
+    for old in run.glob(f"{FILE}*"):
+        old.unlink()
+    commands.evaluate_into(run, make_config({"methods": list(_SCORED), "metrics": "gae:T=4", "data": "samples"}))
+    for path in (classes, save_png(sheet, out / "methods.png"), report_command.write_run_report(run)):
         print(path.resolve())
+
+
+for _command in (commands.evaluate, commands.metrics, report_command.report):
+    app.command()(_command)
 
 
 def read_settings(pairs: Sequence[str] | None) -> dict[str, Any]:
@@ -215,6 +228,7 @@ def read_settings(pairs: Sequence[str] | None) -> dict[str, Any]:
     >>> read_settings(["conserve=joint", "eps=1e-6", "progress=true", "window=28,14", "layer=features.29"])
     {'conserve': 'joint', 'eps': 1e-06, 'progress': True, 'window': (28, 14), 'layer': 'features.29'}
     """
+    from abslrp.experiments.config import read_value
     from abslrp.types import AbslrpError
 
     settings = {}
@@ -224,19 +238,8 @@ def read_settings(pairs: Sequence[str] | None) -> dict[str, Any]:
             raise AbslrpError(f"--option {pair!r} is not understood: write --option KEY=VALUE.")
         key = key.replace("-", "_")
         # The name of a layer may look like a number.
-        settings[key] = value if key == "layer" else _value(value)
+        settings[key] = value if key == "layer" else read_value(value)
     return settings
-
-
-def _value(text: str) -> Any:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-    several = value if isinstance(value, tuple | list) else [value]
-    return value if several and all(isinstance(one, int | float) for one in several) else text
 
 
 def _check_propagates(name: str) -> None:

@@ -352,16 +352,18 @@ def test_version_and_help(capsys: Any) -> None:
         assert "abslrp" in said
 
 
-def test_demo_prints_the_paths_of_its_sheets(capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_demo_prints_the_paths_of_its_sheets_and_report(capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
     sample = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8))
     monkeypatch.setattr(models, "sample_images", lambda: {"one": sample, "two": sample})
     monkeypatch.setitem(batches._SHORT, "rise", {"masks": 3})
+    monkeypatch.setattr(cli, "_SCORED", ("gradcam", "constant"))
     code, said, _ = run(capsys, "demo", "--out", tmp_path)
-    assert code == 0
-    paths = [Path(line) for line in said.splitlines()[-2:]]
-    assert paths == [(tmp_path / name).resolve() for name in ("demo.png", "methods.png")]
-    for path in paths:
+    assert code == 0 and "gradcam" in said
+    *sheets, report = [Path(line) for line in said.splitlines()[-3:]]
+    assert sheets == [(tmp_path / name).resolve() for name in ("demo.png", "methods.png")]
+    for path in sheets:
         assert min(Image.open(path).size) > 100
+    assert "gradcam" in report.read_text(encoding="utf-8")
 
 
 def test_settings_of_the_demo_are_options_of_their_methods() -> None:

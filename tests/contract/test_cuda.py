@@ -50,12 +50,19 @@ def test_inputs_on_another_device_are_a_clear_error() -> None:
 @pytest.mark.parametrize("metric", list(abslrp.metrics()))
 def test_scores_are_those_of_the_cpu(metric: str) -> None:
     quick = {"gae": {"T": 4}, "lipschitz": {"samples": 3}, "aopc": {"L": 5, "region": 4}, "abpc": {"L": 5, "region": 4}}
-    model, x = model_of("convolutional").double(), torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(3)).double()
+    model, x = (
+        model_of("convolutional").double(),
+        torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(3)).double(),
+    )
     given = {"labels": [0, 1, 0, 1, 2, 2], "boxes": [{k % 3: [(2.0, 2.0, 9.0, 12.0)]} for k in range(6)]}
     for size in (None, 2):
         found = [
-            abslrp.evaluate(model.to(device), x, ["abslrp", "gradcam"], {metric: quick.get(metric, {})}, batch_size=size, **given)
+            abslrp.evaluate(
+                model.to(device), x, ["abslrp", "gradcam"], {metric: quick.get(metric, {})}, batch_size=size, **given
+            )
             for device in ("cpu", "cuda")
         ]
         for method in ("abslrp", "gradcam"):
-            torch.testing.assert_close(found[1][metric][method].scores, found[0][metric][method].scores, rtol=0, atol=1e-5)
+            torch.testing.assert_close(
+                found[1][metric][method].scores, found[0][metric][method].scores, rtol=0, atol=1e-5
+            )

@@ -23,7 +23,9 @@ def test_gae_ranks_methods_on_resnet50(shared: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "methods"), [("vit-tiny", ["abslrp", "abslrp-agree", "hirescam"]), ("vgg16", ["abslrp", "gradcam"])])
+@pytest.mark.parametrize(
+    ("name", "methods"), [("vit-tiny", ["abslrp", "abslrp-agree", "hirescam"]), ("vgg16", ["abslrp", "gradcam"])]
+)
 def test_batches_of_real_images_change_no_score(name: str, methods: list[str], shared: Path) -> None:
     model, x = shared_network(shared, name), shared_images(shared, name, 6)
     one, all_ = (abslrp.evaluate(model, x, methods, "gae", mosaics=3, batch_size=size)["gae"] for size in (1, 8))

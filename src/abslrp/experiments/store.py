@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from abslrp.types import AbslrpError
 FILE = "run.sqlite"
 VERSION = 1
 _WAIT = 60.0
+_AT_ONCE = 500
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS scores (
@@ -71,10 +73,7 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
             # Transactions are begun by hand, so that a reader never sees half of a piece.
             connection = sqlite3.connect(path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=NORMAL")
-            if create:
-                connection.executescript(_SCHEMA)
+            _patiently(connection, "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;" + (_SCHEMA if create else ""))
             connection.execute("SELECT count(*) FROM facts").fetchone()
         except (sqlite3.Error, OSError) as error:
             raise AbslrpError(
@@ -130,6 +129,16 @@ class Store:
                 [(name, json.dumps(value, sort_keys=True)) for name, value in facts.items()],
             )
 
+    def begin(self, facts: Mapping[str, Any], skipped: Mapping[str, str], unfit: Mapping[str, str]) -> bool:
+        """Write all that is known before the first score, unless another process has; tells whether it was this one."""
+        with self._transaction():
+            if self._db.execute("SELECT 1 FROM facts WHERE name = 'hash'").fetchone():
+                return False
+            pairs = [(name, json.dumps(value, sort_keys=True)) for name, value in facts.items()]
+            for table, rows in (("facts", pairs), ("skipped", skipped.items()), ("unfit", unfit.items())):
+                self._db.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", list(rows))
+            return True
+
     def skip(self, skipped: Mapping[str, str]) -> None:
         """Write down images that could not be read, with the reason."""
         with self._transaction():
@@ -149,6 +158,20 @@ class Store:
     def done(self) -> set[tuple[str, str, str]]:
         """The (image, method, metric) that have their score."""
         return set(self._read("SELECT image, method, metric FROM scores WHERE part = 'score'"))
+
+    def done_of(self, metric: str, images: Iterable[str]) -> set[tuple[str, str]]:
+        """The (image, method) among these images that have their score of a metric; quick in a run of any size."""
+        names, found = list(images), set()
+        for start in range(0, len(names), _AT_ONCE):
+            part = names[start : start + _AT_ONCE]
+            wanted = f"image IN ({', '.join('?' * len(part))}) AND metric = ? AND part = 'score'"
+            found.update(self._read(f"SELECT image, method FROM scores WHERE {wanted}", (*part, metric)))
+        return found
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """How many images have their score, by (metric, method)."""
+        wanted = "SELECT metric, method, count(*) FROM scores WHERE part = 'score' GROUP BY metric, method"
+        return {(metric, method): count for metric, method, count in self._read(wanted)}
 
     def rows(self) -> list[Row]:
         """All rows, sorted."""
@@ -187,6 +210,19 @@ class Store:
             return self._db.execute(query, values).fetchall()
         except sqlite3.Error as error:
             raise AbslrpError(f"{self.path} cannot be read ({error}): it is damaged, or no run of abslrp.") from None
+
+
+def _patiently(connection: sqlite3.Connection, script: str) -> None:
+    """Run a script; two processes that open a new file at once are in each other's way, and SQLite waits only later."""
+    end = time.monotonic() + _WAIT
+    while True:
+        try:
+            connection.executescript(script)
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(0.02)
 
 
 def _packed(value: np.ndarray) -> bytes:
