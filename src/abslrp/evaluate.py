@@ -14,6 +14,7 @@ from abslrp.inputs.draws import content_ids
 from abslrp.memory import batch_size as fitting
 from abslrp.memory import halving
 from abslrp.metrics.bench import Bench, Boxes, Explainer, Outcome
+from abslrp.progress import shown
 from abslrp.query import check_inputs, check_model, full_precision, make_query, undisturbed, unwrap
 from abslrp.registry import Metric
 from abslrp.registry import method as find_method
@@ -111,7 +112,9 @@ def evaluate(
             m.name: {a.name: [] for a in asked} for m, _ in chosen
         }
         work = list(pieces(bench, chosen, _CHUNK.get(x.device.type, _CHUNK["cpu"])))
-        for piece, explainer, outcome in _shown(run_pieces(bench, work, asked), len(work) * len(asked), progress):
+        for piece, explainer, outcome in shown(
+            run_pieces(bench, work, asked), "Evaluating", progress, len(work) * len(asked)
+        ):
             found[piece.metric.name][explainer.name].append((piece, outcome))
     return Scores({m.name: {a.name: _score(m, a.name, found[m.name][a.name]) for a in asked} for m, _ in chosen})
 
@@ -233,16 +236,6 @@ def _score(metric: Metric, method: str, rows: list[tuple[Piece, Outcome]]) -> Sc
         parts,
         tuple(flags[k] for k in turn),
     )
-
-
-def _shown(rows: Iterator[Any], total: int, progress: bool) -> Iterator[Any]:
-    if not progress:
-        yield from rows
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(rows, description="Evaluating", total=total, console=Console(stderr=True))
 
 
 def _on_device(model: Callable[..., Any], images: Tensor) -> Tensor:

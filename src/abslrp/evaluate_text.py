@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from abslrp.evaluate import Methods, check_ids, choose_methods
 from abslrp.metrics import text as kernels
+from abslrp.progress import shown
 from abslrp.query import check_model, full_precision, gradient, logits, undisturbed, unwrap
 from abslrp.text import (
     Encoded,
@@ -58,8 +59,10 @@ def evaluate_text(
                 )
             maps = explain_text(core, tokenizer, list(texts), method=one.how, **one.options)
             for name in names:
-                shown = _shown(maps, name, one.name, progress)
-                rows = [_rows(name, core, tokenizer, a, one.how, dict(one.options), settled) for a in shown]
+                rows = [
+                    _rows(name, core, tokenizer, a, one.how, dict(one.options), settled)
+                    for a in shown(maps, f"{name} {one.name}", progress)
+                ]
                 found[name][one.name] = _score(name, one.name, rows, maps, keys)
     return Scores(found)
 
@@ -159,12 +162,3 @@ def _score(
     flags = tuple(() if bool(a.relevance.isfinite().all()) else ("not finite",) for a in maps)
     better = kernels.TEXT_METRICS[metric].higher_is_better
     return Score(metric, method, parts.pop("score"), tuple(keys), better, parts, flags)
-
-
-def _shown(maps: Sequence[TextAttribution], metric: str, method: str, progress: bool) -> Any:
-    if not progress:
-        return maps
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(maps, description=f"{metric} {method}", console=Console(stderr=True))

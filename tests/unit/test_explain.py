@@ -232,15 +232,16 @@ def test_imports_flow_one_way() -> None:
         "types": set(),
         "checks": {"types"},
         "memory": set(),
+        "progress": set(),
         "propagation": {"types", "propagation"},
         "registry": {"types", "query"},
         "query": {"types"},
-        "methods": {"types", "checks", "propagation", "registry", "query", "methods"},
+        "methods": {"types", "checks", "progress", "propagation", "registry", "query", "methods"},
         "inputs": {"types", "inputs"},
         "metrics": {"types", "checks", "inputs", "registry", "query", "metrics"},
         "reporting": {"types", "reporting", "propagation"},
         "explain": {"types", "propagation", "registry", "query", "methods"},
-        "evaluate": {"types", "explain", "inputs", "memory", "metrics", "query", "registry"},
+        "evaluate": {"types", "explain", "inputs", "memory", "metrics", "progress", "query", "registry"},
     }
     for file in package.rglob("*.py"):
         room = file.relative_to(package).parts[0].removesuffix(".py")

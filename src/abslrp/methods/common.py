@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -25,17 +24,6 @@ def baseline_of(baseline: Any, x: Tensor) -> Tensor:
             f"baseline={baseline if not isinstance(baseline, Tensor) else tuple(baseline.shape)!r} does not fit inputs of "
             f"shape {tuple(x.shape)}: pass a number or a tensor that broadcasts to them."
         ) from None
-
-
-def shown(items: Sequence[T], title: str, progress: bool) -> Iterator[T]:
-    """The items, with a progress bar on request."""
-    if not progress:
-        yield from items
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(items, description=title, console=Console(stderr=True))
 
 
 def seeded(seed: Any) -> torch.Generator:

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from abslrp.checks import choice, number, whole
-from abslrp.methods.common import baseline_of, seeded, shown
+from abslrp.methods.common import baseline_of, seeded
+from abslrp.progress import shown
 from abslrp.query import Answer, Query, gradient, plain_outputs
 from abslrp.registry import Method, register_method
 from abslrp.types import AbslrpError
