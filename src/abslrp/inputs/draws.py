@@ -24,6 +24,22 @@ def generator(*parts: object) -> torch.Generator:
     return torch.Generator().manual_seed(seed_of(*parts))
 
 
+def distinct(chance: torch.Generator, count: int, total: int) -> list[int]:
+    """``count`` different numbers below ``total`` in random order, in time that does not grow with ``total``.
+
+    >>> sorted(distinct(generator(0), 4, 4))
+    [0, 1, 2, 3]
+    """
+    found: list[int] = []
+    for taken in range(count):
+        number = int(torch.randint(total - taken, (), generator=chance))
+        # The number-th of those that are left: each smaller one that is taken moves it up by one.
+        for other in sorted(found):
+            number += other <= number
+        found.append(number)
+    return found
+
+
 def content_ids(images: Tensor) -> list[str]:
     """Names of images made of their pixels: the same image has the same name in any order; twins are numbered.
 

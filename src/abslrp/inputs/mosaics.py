@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from abslrp.inputs.draws import generator, seed_of
+from abslrp.inputs.draws import distinct, generator, seed_of
 from abslrp.types import AbslrpError
 
 TILES = ("antialias", "nearest")
@@ -41,13 +41,14 @@ def mosaic_plan(ids: Sequence[str], seed: int, number: int | None = None) -> lis
     if len(ids) < 4:
         raise AbslrpError(f"{len(ids)} images make no mosaic of four different ones: give at least 4 images.")
     names = sorted(range(len(ids)), key=lambda i: ids[i])
+    ranks = {i: rank for rank, i in enumerate(names)}
     plan = []
     for turn in range(-(-(number or len(ids)) // len(ids))):
         for i in range(len(ids)):
             key = ids[i] if turn == 0 else f"{ids[i]}#{turn + 1}"
             chance = generator(seed, "mosaic", key)
-            others = [names[int(j)] for j in torch.randperm(len(ids), generator=chance)]
-            four = [i, *[j for j in others if j != i][:3]]
+            others = distinct(chance, 3, len(ids) - 1)
+            four = [i, *(names[rank + (rank >= ranks[i])] for rank in others)]
             places = torch.randperm(4, generator=chance).tolist()
             plan.append(Mosaic(key, _four(four, places), places.index(0), float(torch.rand((), generator=chance))))
     if number is None or number == len(plan):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 
 from abslrp.checks import choice
-from abslrp.inputs.draws import generator
+from abslrp.inputs.draws import distinct, generator
 from abslrp.inputs.mosaics import TILES, compose, in_quadrants, whole_tiles
 from abslrp.metrics.bench import Bench, Explainer, ImageItem, Outcome, merged
 from abslrp.metrics.maps import flags_of, pixel_maps, positive_part, ratio
@@ -43,8 +45,14 @@ def plan_focus(bench: Bench, options: Mapping[str, Any]) -> list[FocusMosaic]:
     """A mosaic for every image that has a partner of its class and two others without it."""
     labels = _labels(bench, "focus")
     # By names, not by numbers: the order of the images must not matter.
-    sorted_ids = sorted(range(len(labels)), key=lambda i: bench.ids[i])
-    plan = [made for i in range(len(labels)) if (made := _focus_mosaic(bench, labels, sorted_ids, i))]
+    names = sorted(range(len(labels)), key=lambda i: bench.ids[i])
+    having: dict[int, list[int]] = defaultdict(list)
+    ranks = {i: rank for rank, i in enumerate(names)}
+    for rank, i in enumerate(names):
+        for label in labels[i]:
+            having[label].append(rank)
+    classes = {label: _Class(ranks, [rank - k for k, rank in enumerate(ranks)]) for label, ranks in having.items()}
+    plan = [made for i in range(len(labels)) if (made := _focus_mosaic(bench, labels[i], names, ranks, classes, i))]
     if not plan:
         raise AbslrpError(
             "no two of these images share a label while two others lack it: Focus needs such four, give more images."
@@ -52,17 +60,36 @@ def plan_focus(bench: Bench, options: Mapping[str, Any]) -> list[FocusMosaic]:
     return plan
 
 
-def _focus_mosaic(bench: Bench, labels: Sequence[frozenset[int]], numbers: list[int], i: int) -> FocusMosaic | None:
+@dataclass(frozen=True)
+class _Class:
+    """The ranks of the images that have a class, and how many before each lack it."""
+
+    having: list[int]
+    lacking: list[int]
+
+    def without(self, k: int) -> int:
+        """The rank of the k-th image that lacks the class."""
+        return k + bisect_right(self.lacking, k)
+
+
+def _focus_mosaic(
+    bench: Bench,
+    labels: frozenset[int],
+    names: list[int],
+    ranks: Mapping[int, int],
+    classes: Mapping[int, _Class],
+    i: int,
+) -> FocusMosaic | None:
     chance = generator(bench.seed, "focus", bench.ids[i])
-
-    def drawn(items: list[int]) -> list[int]:
-        return [items[int(k)] for k in torch.randperm(len(items), generator=chance)]
-
-    for label in drawn(sorted(labels[i])):
-        partners = drawn([n for n in numbers if n != i and label in labels[n]])
-        others = drawn([n for n in numbers if label not in labels[n]])
-        if partners and len(others) > 1:
-            four = [(i, True), (partners[0], True), (others[0], False), (others[1], False)]
+    mine = sorted(labels)
+    for label in (mine[k] for k in distinct(chance, len(mine), len(mine))):
+        found = classes[label]
+        partners, rest = len(found.having) - 1, len(names) - len(found.having)
+        if partners and rest > 1:
+            (k,) = distinct(chance, 1, partners)
+            partner = names[found.having[k + (k >= bisect_left(found.having, ranks[i]))]]
+            one, other = (names[found.without(k)] for k in distinct(chance, 2, rest))
+            four = [(i, True), (partner, True), (one, False), (other, False)]
             laid = [four[int(k)] for k in torch.randperm(4, generator=chance)]
             return FocusMosaic(bench.ids[i], i, tuple(n for n, _ in laid), tuple(p for _, p in laid), label)
     return None
