@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from abslrp import commands, report_command
+from abslrp import commands, report_command, text_command
 
 if TYPE_CHECKING:
     from abslrp.inputs.models import LoadedModel
@@ -220,6 +220,7 @@ def demo(out: Out = Path("abslrp-out")) -> None:
 
 for _command in (commands.evaluate, commands.metrics, report_command.report):
     app.command()(_command)
+app.command("explain-text")(text_command.explain_text)
 
 
 def read_settings(pairs: Sequence[str] | None) -> dict[str, Any]:

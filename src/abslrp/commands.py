@@ -36,7 +36,10 @@ class Terminated(KeyboardInterrupt):
 def evaluate(
     model: Annotated[
         str | None,
-        typer.Option("--model", help="timm:NAME, torchvision:NAME or hf:NAME_OR_FOLDER; else EfficientNet-Lite0."),
+        typer.Option(
+            "--model",
+            help="timm:NAME, torchvision:NAME or hf:NAME_OR_FOLDER; else EfficientNet-Lite0. For sentences a folder.",
+        ),
     ] = None,
     weights: Annotated[
         str | None, typer.Option("--weights", help="A .safetensors or torch file for the model.")
@@ -46,7 +49,7 @@ def evaluate(
         bool | None, typer.Option("--random-weights", help="Do not load the model's pretrained weights.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option("--data", help="A folder (ImageNet, VOC, any images), hf:FOLDER, or samples.")
+        str | None, typer.Option("--data", help="A folder (ImageNet, VOC, any images), hf:FOLDER, samples, or a .tsv or .csv of sentences.")
     ] = None,
     labels: Annotated[str | None, typer.Option("--labels", help="A file of labels for a flat folder.")] = None,
     split: Annotated[str | None, typer.Option("--split", help="The part of the data; else val.")] = None,
@@ -82,9 +85,20 @@ def evaluate(
     values = {**(read_file(config) if config is not None else {}), **given}
     how = {key: values.pop(key) for key in HOW if key in values}
     home = Path(how.pop("out", _OUT)).expanduser()
+    from abslrp.inputs.sentences import is_table
+
+    if is_table(str(values.get("data", ""))):
+        from abslrp.text_command import evaluate_sentences
+
+        evaluate_sentences({**values, **{k: how[k] for k in how if k not in ("device", "batch")}}, home, **_run_by(how))
+        return
     runs = [(home / folder, make_config(one)) for folder, one in expand(values)]
     for folder, one in runs:
         evaluate_into(folder, one, **how)
+
+
+def _run_by(how: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: how[key] for key in ("device", "batch") if key in how}
 
 
 def metrics(
@@ -121,7 +135,7 @@ def evaluate_into(
         with (
             _terminable(),
             _shown(notes) as step,
-            run(config, out, device, _batch(batch), chosen, step, tell=tell) as store,
+            run(config, out, device, read_batch(batch), chosen, step, tell=tell) as store,
         ):
             comparison = table_of(store)
             written = write_tables(comparison, out)
@@ -130,7 +144,7 @@ def evaluate_into(
         kept = f"what was scored is kept in {out}, and the same command goes on from there"
         tell(f"stopped: {kept if (out / FILE).is_file() else 'nothing was scored yet'}.")
         raise typer.Exit(TERMINATED if isinstance(error, Terminated) else INTERRUPTED) from None
-    _print(comparison)
+    print_comparison(comparison)
     names = ", ".join(path.name for path in written)
     Console().print(f"{count} scores and {names} in {out}", markup=False, highlight=False, soft_wrap=True)
 
@@ -178,7 +192,7 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
     ]
 
 
-def _print(comparison: Comparison) -> None:
+def print_comparison(comparison: Comparison) -> None:
     """The table on screen, without its intervals where these would be cut off."""
     from abslrp.reporting.comparison import terminal
 
@@ -187,7 +201,8 @@ def _print(comparison: Comparison) -> None:
     console.print(table if fits else terminal(comparison, intervals=False))
 
 
-def _batch(given: Any) -> int | None:
+def read_batch(given: Any) -> int | None:
+    """The number of inputs at a time, or None for as many as fit."""
     from abslrp.types import AbslrpError
 
     if given in (None, "auto"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -14,57 +15,90 @@ from abslrp.metrics import text as kernels
 from abslrp.progress import shown
 from abslrp.query import check_model, full_precision, gradient, logits, undisturbed, unwrap
 from abslrp.text import (
+    TEXT_DEFAULT,
     Encoded,
     TextAttribution,
     batched,
+    check_method,
     cover_embedding,
     equal_lengths,
     explain_text,
+    per_word,
     text_query,
     token_relevance,
 )
 from abslrp.types import AbslrpError, Score, Scores
 
 _AT_ONCE = 64
+_REMOVAL = ("text-abpc", "text-aopc")
 
 
 def evaluate_text(
     model: nn.Module,
     tokenizer: Any,
     texts: Sequence[str],
-    methods: Methods = "abslrp",
+    methods: Methods = TEXT_DEFAULT,
     metrics: str | Sequence[str] = "text-abpc",
     *,
     ids: Sequence[str] | None = None,
+    batch_size: int = 16,
     progress: bool = False,
     **options: Any,
 ) -> Scores:
-    """Score methods on texts, for the predicted class of each.
+    """Score methods on texts, for the class that the model predicts for each.
 
-    ``text-abpc`` and ``text-aopc`` take words away in the order of their relevance (``how="remove"``, or ``"mask"``) and look at the
-    target's probability; ``text-consistency`` is GAE's local consistency with words for features.
+    ``text-aopc`` and ``text-abpc`` take words away in the order of their relevance (``how="remove"``, or ``"mask"``) and follow the
+    target's probability f, after Samek et al. (2017), arXiv 1509.06321:
+
+        AOPC = 1/(L+1) Σ_k f(x₀) − f(x_k),    ABPC = 1/(L+1) Σ_k f(x_k, least first) − f(x_k, most first).
+
+    The part ``quarter`` of ABPC is the same for a quarter of the words alone. ``text-consistency`` is the local consistency of GAE
+    with words for features, in ``T`` steps, after Vukadin, Afrić, Šilić, Delač (2024), doi 10.1145/3649458.
+
+    ``methods`` are names, or a dict from a name of one's choice to a name or to (name, options). Neither the order of the texts nor
+    ``batch_size`` changes a score, and methods are paired.
+
+    >>> from abslrp.inputs.sentences import tiny_classifier
+    >>> scores = evaluate_text(*tiny_classifier(), ["a good plot", "a bad movie"], ["random", "rollout"])
+    >>> scores["text-abpc"]["rollout"].scores.shape
+    torch.Size([2])
     """
     core: Any = unwrap(model)
     check_model(core)
-    names = [metrics] if isinstance(metrics, str) else list(metrics)
+    names = list(dict.fromkeys([metrics] if isinstance(metrics, str) else metrics))
     settled = _settled(names, options)
     asked = choose_methods(methods, core)
+    for one in asked:
+        check_method(one.how, one.name)
     keys = check_ids(ids if ids is not None else [str(k) for k in range(len(texts))], torch.empty(len(texts)))
     found: dict[str, dict[str, Score]] = {name: {} for name in names}
     with full_precision():
-        for one in asked:
-            if callable(one.how):
-                raise AbslrpError(
-                    f"method {one.name!r} is a function, which texts do not take: name a method of abslrp."
-                )
-            maps = explain_text(core, tokenizer, list(texts), method=one.how, **one.options)
+        for one in shown(asked, "Evaluating", progress):
+            how = Explainer(core, tokenizer, str(one.how), dict(one.options), batch_size)
+            maps = how(list(texts))
+            rows = _removed(how, maps, names, settled)
+            if "text-consistency" in names:
+                rows["text-consistency"] = _consistencies(how, maps, settled["T"])
             for name in names:
-                rows = [
-                    _rows(name, core, tokenizer, a, one.how, dict(one.options), settled)
-                    for a in shown(maps, f"{name} {one.name}", progress)
-                ]
-                found[name][one.name] = _score(name, one.name, rows, maps, keys)
+                found[name][one.name] = _score(name, one.name, rows[name], maps, keys)
     return Scores(found)
+
+
+@dataclass(frozen=True)
+class Explainer:
+    """A method with its options, bound to a model."""
+
+    model: Any
+    tokenizer: Any
+    method: str
+    options: dict[str, Any]
+    batch_size: int
+
+    def __call__(self, texts: list[str]) -> list[TextAttribution]:
+        found: list[TextAttribution] = explain_text(
+            self.model, self.tokenizer, texts, method=self.method, batch_size=self.batch_size, **self.options
+        )
+        return found
 
 
 def _settled(names: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,76 +117,87 @@ def _settled(names: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]
     return kernels.settle(**options)
 
 
-def _rows(
-    name: str,
-    model: nn.Module,
-    tokenizer: Any,
-    one: TextAttribution,
-    method: str,
-    options: dict[str, Any],
-    settled: Mapping[str, Any],
-) -> dict[str, float]:
-    if name == "text-consistency":
-        return _consistency(model, tokenizer, one, method, options, settled["T"])
-
-    def probabilities(lists: Sequence[Sequence[int]]) -> Tensor:
-        return class_probabilities(model, lists)
-
-    given: dict[str, Any] = {"how": settled["how"], "mask": getattr(tokenizer, "mask_token_id", None)}
-    _, morf = kernels.curve(one, probabilities, steps=settled["steps"], largest=True, **given)
-    if name == "text-aopc":
-        return {"score": kernels.aopc(morf)}
-    _, lerf = kernels.curve(one, probabilities, steps=settled["steps"], largest=False, **given)
-    return {"score": kernels.abpc(lerf, morf), "quarter": kernels.quarter(one, probabilities, **given)}
+def _removed(
+    how: Explainer, maps: Sequence[TextAttribution], names: Sequence[str], settled: Mapping[str, Any]
+) -> dict[str, list[dict[str, float]]]:
+    """Rows of the metrics that take words away, the texts of all curves asked at once."""
+    wanted = [name for name in _REMOVAL if name in names]
+    if not wanted:
+        return {}
+    given: dict[str, Any] = {"how": settled["how"], "mask": getattr(how.tokenizer, "mask_token_id", None)}
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in wanted}
+    for start in range(0, len(maps), _AT_ONCE):
+        part = maps[start : start + _AT_ONCE]
+        parts = [
+            (
+                kernels.curve_texts(one, steps=settled["steps"], largest=True, **given),
+                kernels.curve_texts(one, steps=settled["steps"], largest=False, **given),
+                kernels.quarter_texts(one, **given),
+            )
+            for one in part
+        ]
+        kept = iter(class_probabilities(how.model, [ids for three in parts for lists in three for ids in lists]))
+        for one, three in zip(part, parts, strict=True):
+            morf, lerf, quarter = (torch.stack([next(kept)[one.target] for _ in lists]) for lists in three)
+            both = {
+                "text-abpc": {"score": kernels.abpc(lerf, morf), "quarter": float(quarter[0] - quarter[1])},
+                "text-aopc": {"score": kernels.aopc(morf)},
+            }
+            for name in wanted:
+                rows[name].append(both[name])
+    return rows
 
 
 def class_probabilities(model: Any, lists: Sequence[Sequence[int]]) -> Tensor:
-    """Probabilities (texts, classes) of token ids, equally long ones together, without padding."""
+    """Probabilities (texts, classes) of token ids, equally long ones together, without padding; equal texts are asked once."""
     device = next(model.parameters()).device
-    found: dict[int, Tensor] = {}
-    for rows in equal_lengths([len(ids) for ids in lists], _AT_ONCE if batched(model) else 1):
-        ids = torch.tensor([list(lists[i]) for i in rows], device=device)
+    different = list(dict.fromkeys(tuple(ids) for ids in lists))
+    found: dict[tuple[int, ...], Tensor] = {}
+    for rows in equal_lengths([len(ids) for ids in different], _AT_ONCE if batched(model) else 1):
+        ids = torch.tensor([different[i] for i in rows], dtype=torch.long, device=device)
         with torch.no_grad():
             outputs = logits(model(input_ids=ids, attention_mask=torch.ones_like(ids)), len(rows))
-        found.update(zip(rows, outputs.double().softmax(1).cpu(), strict=True))
-    return torch.stack([found[i] for i in range(len(lists))])
+        found.update(zip((different[i] for i in rows), outputs.double().softmax(1).cpu(), strict=True))
+    return torch.stack([found[tuple(ids)] for ids in lists])
 
 
-def _consistency(
-    model: nn.Module, tokenizer: Any, one: TextAttribution, method: str, options: dict[str, Any], T: int
-) -> dict[str, float]:
-    coded = Encoded(one.text, one.token_ids, one.tokens, one.of_word, one.spans)
-    target = torch.tensor([one.target])
-    query = text_query(model, [coded], target)
-    cover = cover_embedding(query, tokenizer)
-    of_word = torch.tensor([-1 if w is None else w for w in one.of_word])
+def _consistencies(how: Explainer, maps: Sequence[TextAttribution], T: int) -> list[dict[str, float]]:
+    found: dict[int, dict[str, float]] = {}
+    for rows in equal_lengths([len(one.token_ids) for one in maps], how.batch_size if batched(how.model) else 1):
+        found.update(zip(rows, _consistency(how, [maps[i] for i in rows], T), strict=True))
+    return [found[i] for i in range(len(maps))]
 
-    def masked(gone: set[int]) -> Tensor:
+
+def _consistency(how: Explainer, group: Sequence[TextAttribution], T: int) -> list[dict[str, float]]:
+    """Local consistency of equally long texts."""
+    coded = [Encoded(one.text, one.token_ids, one.tokens, one.of_word, one.spans) for one in group]
+    targets = torch.tensor([one.target for one in group])
+    query = text_query(how.model, coded, targets)
+    cover = cover_embedding(query, how.tokenizer)
+
+    def masked(gone: Sequence[set[int]]) -> Tensor:
         x = query.inputs.clone()
-        x[0, [k for k, w in enumerate(one.of_word) if w in gone]] = cover
+        for row, (one, words) in enumerate(zip(group, gone, strict=True)):
+            x[row, [k for k, w in enumerate(one.of_word) if w in words]] = cover
         return x
 
-    def per_word(tokens: Tensor) -> Tensor:
-        words = torch.zeros(len(one.spans), dtype=torch.float64)
-        return words.index_add(0, of_word[of_word >= 0], tokens.double().cpu()[of_word >= 0])
-
-    def impact(gone: set[int]) -> tuple[Tensor, float]:
+    def impact(gone: Sequence[set[int]]) -> tuple[list[Tensor], list[float]]:
         x = masked(gone)
         with undisturbed(x):
-            slope, _, outputs = gradient(query, x, target.to(x.device))
-        scores = per_word((x * slope).abs().sum(-1)[0])
-        scores[list(gone)] = 0.0
-        return scores, float(outputs[0, one.target])
+            slope, _, outputs = gradient(query, x, targets.to(x.device))
+        sizes = (x * slope).abs().sum(-1).double().cpu()
+        scores = [per_word(one, size) for one, size in zip(coded, sizes, strict=True)]
+        for score, words in zip(scores, gone, strict=True):
+            score[list(words)] = 0.0
+        return scores, outputs.double().cpu().gather(1, targets[:, None])[:, 0].tolist()
 
-    def explained(gone: set[int]) -> Tensor:
-        from dataclasses import replace
-
+    def explained(gone: Sequence[set[int]]) -> list[Tensor]:
         x = masked(gone)
         with undisturbed(x):
-            values = token_relevance(replace(query, inputs=x), [coded], method, options, tokenizer)[0]
-        return per_word(values[0].detach())
+            values = token_relevance(replace(query, inputs=x), coded, how.method, how.options, how.tokenizer)[0]
+        return [per_word(one, value) for one, value in zip(coded, values.detach().double().cpu(), strict=True)]
 
-    return kernels.consistency(one.relevance, impact, explained, T)
+    return kernels.consistency([one.relevance for one in group], impact, explained, T)
 
 
 def _score(

@@ -10,13 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from abslrp.checks import whole
 from abslrp.explain import answer
 from abslrp.methods.attention import MATRICES
 from abslrp.query import Answer, Query, check_model, check_targets, plain_outputs, undisturbed, unwrap
 from abslrp.registry import method as find_method
 from abslrp.types import AbslrpError, Target
 
+TEXT_DEFAULT = "lrp-text"
 _NO_LIMIT = 10**6
+_NOT_FOR_TEXT = {
+    "rise": "makes maps of images",
+    "guided-backprop": "is made for networks of ReLUs",
+    "deconvolution": "is made for networks of ReLUs",
+    "deeplift": "has no rule for attention",
+}
 # Their first positions are taken by padding.
 _SHIFTED = {"roberta", "xlm-roberta", "camembert", "longformer", "xlm-roberta-xl"}
 
@@ -67,22 +75,33 @@ def explain_text(
     tokenizer: Any,
     texts: str | Sequence[str],
     targets: Target = None,
-    method: str = "abslrp",
+    method: str = TEXT_DEFAULT,
     *,
     batch_size: int = 16,
     **options: Any,
 ) -> Any:
     """Relevance of the words of each text, for a sequence classifier of the transformers library.
 
-    The relevance of a token is that of its input embedding, summed; that of a word the sum over its tokens. Special tokens are kept
-    apart. Texts of equal length run together, so there is no padding that could get relevance or change a score. A list of texts
-    gives a list of :class:`TextAttribution`, a single text gives one. Texts longer than the model takes are cut, with a warning.
+    The relevance of a token is that of its input embedding e, summed, and that of a word the sum over its tokens:
 
-    Methods are those of :func:`abslrp.explain` that need no image; ``occlusion`` covers one word after the other.
-    Vukadin, Afrić, Šilić, Delač (2024), doi 10.1145/3649458, apply absLRP to text in figure 9.
+        R_word = Σ_{t in word} Σ_d R(e_td).
+
+    Special tokens are kept apart. Texts of equal length run together, so there is no padding that could get relevance or change a
+    score. A list of texts gives a list of :class:`TextAttribution`, a single text gives one. ``targets`` is a class, one class per
+    text, or None for the predicted ones. Texts longer than the model takes are cut, with a warning.
+
+    Methods are those of :func:`abslrp.explain` that need no image; ``occlusion`` covers one word after the other. The default is
+    ``lrp-text``; ``method="abslrp"`` is the rule that Vukadin, Afrić, Šilić, Delač (2024), doi 10.1145/3649458, apply to text.
+
+    >>> from abslrp.inputs.sentences import tiny_classifier
+    >>> a = explain_text(*tiny_classifier(), "a really good movie", targets=1)
+    >>> a.words, a.tokens[2:4], a.relevance.shape, a.outputs.shape
+    (('a', 'really', 'good', 'movie'), ('real', '##ly'), torch.Size([4]), torch.Size([2]))
     """
     core: Any = unwrap(model)
     check_model(core)
+    check_method(method)
+    whole("batch_size", batch_size)
     single = isinstance(texts, str)
     encoded = encode(tokenizer, core, [texts] if isinstance(texts, str) else texts)
     classes = check_targets(targets, len(encoded))
@@ -101,6 +120,16 @@ def explain_text(
             found[i] = _attribution(group[k], values[k], int(aimed[k]), outputs[k], method, options)
     ordered = [found[i] for i in range(len(encoded))]
     return ordered[0] if single else ordered
+
+
+def check_method(method: Any, label: str | None = None) -> None:
+    """One sentence for a method that texts cannot take."""
+    if callable(method):
+        raise AbslrpError(f"method {label!r} is a function, which texts do not take: name a method of abslrp.")
+    chosen = find_method(method)
+    if chosen.family == "class activation map" or method in _NOT_FOR_TEXT:
+        reason = _NOT_FOR_TEXT.get(method, "makes maps of images")
+        raise AbslrpError(f"{method} {reason}: choose another method for text, such as {TEXT_DEFAULT}.")
 
 
 def encode(tokenizer: Any, model: Any, texts: Sequence[str]) -> list[Encoded]:
@@ -186,11 +215,26 @@ def text_query(model: Any, group: Sequence[Encoded], targets: Tensor | None) -> 
 
     def forward(x: Tensor) -> Any:
         mask = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
+        parts = [slice(None)] if batched(model) else [slice(k, k + 1) for k in range(len(x))]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return model(inputs_embeds=x, attention_mask=mask)
+            return torch.cat([_class_scores(model, x[part], mask[part]) for part in parts])
 
     return Query(model, embedded, targets, forward)
+
+
+def _class_scores(model: Any, x: Tensor, mask: Tensor) -> Tensor:
+    try:
+        found = model(inputs_embeds=x, attention_mask=mask)
+    except (TypeError, NotImplementedError) as error:
+        raise AbslrpError(f"{type(model).__name__} does not take embeddings ({error}): pass another classifier.") from error
+    scores = getattr(found, "logits", None)
+    if not isinstance(scores, Tensor) or scores.ndim != 2 or len(scores) != len(x):
+        raise AbslrpError(
+            f"{type(model).__name__} gives no class scores for whole texts: pass a sequence classifier, such as "
+            "AutoModelForSequenceClassification loads."
+        )
+    return scores
 
 
 def token_relevance(
@@ -199,22 +243,21 @@ def token_relevance(
     """Relevance (batch, tokens) of equally long texts."""
     if method in MATRICES:
         matrix, aimed, outputs = MATRICES[method](query)
-        return Answer(matrix[:, reader(query, group)], aimed, outputs)
+        return Answer(matrix[:, reader(matrix, group)], aimed, outputs)
     if method == "occlusion":
         return _occluded(query, group, tokenizer)
-    if find_method(method).family in ("class activation map",) or method == "rise":
-        raise AbslrpError(f"{method} makes maps of images: choose another method for text, such as abslrp.")
     maps, aimed, outputs = answer(find_method(method), query, options)
     # Controls know nothing of a token's width: one number each.
     return Answer(maps[..., 0] if find_method(method).family == "control" else maps.sum(-1), aimed, outputs)
 
 
-def reader(query: Query, group: Sequence[Encoded]) -> int:
-    """The token whose attention decides: the first, or the last where the model reads from left to right."""
-    config = getattr(query.model, "config", None)
-    causal = bool(getattr(config, "is_decoder", False)) or "Causal" in str(getattr(config, "architectures", ""))
-    first = group[0].of_word[0] is None
-    return 0 if first and not causal else len(group[0].ids) - 1
+def reader(matrix: Tensor, group: Sequence[Encoded]) -> int:
+    """The token whose attention decides: the first, or the last where the model reads from left to right.
+
+    ``matrix`` (batch, tokens, tokens) tells: in a decoder no token looks ahead.
+    """
+    causal = matrix.shape[-1] > 1 and not bool(matrix.triu(1).any())
+    return 0 if group[0].of_word[0] is None and not causal else len(group[0].ids) - 1
 
 
 def _occluded(query: Query, group: Sequence[Encoded], tokenizer: Any) -> Answer:
@@ -246,18 +289,23 @@ def cover_embedding(query: Query, tokenizer: Any) -> Tensor:
     return found
 
 
+def per_word(one: Encoded, values: Tensor) -> Tensor:
+    """The sum of the tokens' values (tokens,) over each word."""
+    words = torch.zeros(len(one.spans), dtype=values.dtype)
+    for k, word in enumerate(one.of_word):
+        if word is not None:
+            words[word] += values[k]
+    return words
+
+
 def _attribution(
     one: Encoded, values: Tensor, target: int, outputs: Tensor, method: str, options: dict[str, Any]
 ) -> TextAttribution:
     values = values.detach().float().cpu()
-    words = torch.zeros(len(one.spans))
-    for k, word in enumerate(one.of_word):
-        if word is not None:
-            words[word] += values[k]
     return TextAttribution(
         one.text,
         one.words,
-        words,
+        per_word(one, values),
         one.tokens,
         values,
         one.of_word,

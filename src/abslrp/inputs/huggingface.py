@@ -25,7 +25,7 @@ def load_huggingface(
     """Load an image classifier from a name or a folder, with its transform and its labels."""
     from transformers import AutoConfig, AutoModelForImageClassification
 
-    with _quiet():
+    with quiet():
         config = AutoConfig.from_pretrained(name)
         given = int(config.num_labels)
         if weights is not None:
@@ -34,7 +34,7 @@ def load_huggingface(
             if num_classes not in (None, given):
                 raise AbslrpError(f"{label} has {given} classes, not {num_classes}: give weights= of your own.")
             model, report = AutoModelForImageClassification.from_pretrained(name, output_loading_info=True)
-            _refuse_new_weights(report, label)
+            refuse_new_weights(report, label)
         else:
             model = _from_config(config, num_classes)
         transform = _transform(name, config, label, strict=pretrained)
@@ -55,7 +55,7 @@ def _from_config(config: Any, num_classes: int | None) -> torch.nn.Module:
     return model
 
 
-def _refuse_new_weights(report: dict[str, Any], label: str) -> None:
+def refuse_new_weights(report: dict[str, Any], label: str) -> None:
     missing = sorted(report.get("missing_keys", ()))
     if missing:
         raise AbslrpError(
@@ -135,7 +135,7 @@ def _check_transform(transform: Transform, processor: Any, label: str) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep the library's running commentary and progress bars off the terminal; errors come as exceptions."""
     from transformers.utils import logging
 

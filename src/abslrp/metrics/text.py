@@ -34,10 +34,6 @@ class Worded(Protocol):
     def target(self) -> int: ...
 
 
-Probabilities = Callable[[Sequence[Sequence[int]]], Tensor]
-"""From lists of token ids to probabilities (texts, classes)."""
-
-
 @dataclass(frozen=True)
 class TextMetric:
     """A metric of texts, as :class:`abslrp.registry.Metric` is one of images."""
@@ -51,18 +47,14 @@ class TextMetric:
     parts: tuple[str, ...]
 
 
-def curve(
-    one: Worded, probabilities: Probabilities, *, steps: int, how: str, mask: int | None, largest: bool
-) -> tuple[list[int], Tensor]:
-    """Probability of the target as words go, most or least relevant first: the numbers of words gone, and (steps + 1,).
+def curve_texts(one: Worded, *, steps: int, how: str, mask: int | None, largest: bool) -> list[list[int]]:
+    """Token ids of a text as words go, most or least relevant first, from all words to none.
 
     At most ``steps`` steps; texts with fewer words lose one at a time. Ties go to the earlier word.
     """
-    words = len(one.relevance)
-    turn = torch.sort(one.relevance.double().nan_to_num(0.0), descending=largest, stable=True).indices.tolist()
+    words, turn = len(one.relevance), _turn(one, largest)
     counts = sorted({round(k * words / steps) for k in range(steps + 1)}) if words > steps else list(range(words + 1))
-    texts = [without(one, set(turn[:count]), how, mask) for count in counts]
-    return counts, probabilities(texts)[:, one.target].double().cpu()
+    return [without(one, set(turn[:count]), how, mask) for count in counts]
 
 
 def without(one: Worded, gone: set[int], how: str, mask: int | None) -> list[int]:
@@ -74,22 +66,35 @@ def without(one: Worded, gone: set[int], how: str, mask: int | None) -> list[int
     return [mask if word in gone else t for t, word in zip(one.token_ids, one.of_word, strict=True)]
 
 
-def quarter(one: Worded, probabilities: Probabilities, *, how: str, mask: int | None) -> float:
-    """Probability kept without the least relevant quarter of the words, less the same for the most relevant quarter."""
-    words = len(one.relevance)
-    turn = torch.sort(one.relevance.double().nan_to_num(0.0), descending=True, stable=True).indices.tolist()
-    count = max(1, round(words / 4))
-    kept = probabilities([without(one, set(part), how, mask) for part in (turn[-count:], turn[:count])])[:, one.target]
-    return float(kept[0] - kept[1])
+def quarter_texts(one: Worded, *, how: str, mask: int | None) -> list[list[int]]:
+    """Token ids without the least relevant quarter of the words, and without the most relevant quarter."""
+    turn = _turn(one, True)
+    count = max(1, round(len(turn) / 4))
+    return [without(one, set(part), how, mask) for part in (turn[-count:], turn[:count])]
+
+
+def _turn(one: Worded, largest: bool) -> list[int]:
+    order: list[int] = torch.sort(
+        one.relevance.double().nan_to_num(0.0), descending=largest, stable=True
+    ).indices.tolist()
+    return order
 
 
 def aopc(morf: Tensor) -> float:
-    """1/(L+1) Σ_k f(x₀) − f(x_k)."""
+    """1/(L+1) Σ_k f(x₀) − f(x_k), the curve (L + 1,) being the target's probability as the most relevant words go.
+
+    >>> aopc(torch.tensor([1.0, 0.5, 0.0]))
+    0.5
+    """
     return float((morf[0] - morf).mean())
 
 
 def abpc(lerf: Tensor, morf: Tensor) -> float:
-    """1/(L+1) Σ_k f(x_k, least relevant first) − f(x_k, most relevant first)."""
+    """1/(L+1) Σ_k f(x_k, least relevant first) − f(x_k, most relevant first), both curves (L + 1,).
+
+    >>> abpc(torch.tensor([1.0, 1.0, 0.0]), torch.tensor([1.0, 0.25, 0.0]))
+    0.25
+    """
     return float((lerf - morf).mean())
 
 
@@ -101,46 +106,75 @@ def settle(**options: Any) -> dict[str, Any]:
     return settled
 
 
-def consistency(
-    words: Tensor,
-    impact: Callable[[set[int]], tuple[Tensor, float]],
-    explained: Callable[[set[int]], Tensor],
-    T: int,
-) -> dict[str, float]:
-    """GAE's local consistency with words for features: LC_R, LC_F and LC.
+Impact = Callable[[Sequence[set[int]]], tuple[list[Tensor], list[float]]]
+"""From the words that are gone, text by text, to each word's |x · ∂o/∂x| (words,) and the output."""
 
-    ``words`` is the relevance of the words; ``impact`` gives each word's |x · ∂o/∂x| and the output with some words masked,
-    ``explained`` the relevance then. Words are masked by impact, most and least first, T steps, as pixels are in images.
+Explained = Callable[[Sequence[set[int]]], list[Tensor]]
+"""From the words that are gone, text by text, to the relevance (words,) then."""
+
+
+@dataclass
+class _Way:
+    """A text as its words go in one order: outputs over the first, similarities to the first map, the shares of impact."""
+
+    gone: set[int]
+    scores: Tensor
+    outputs: list[float]
+    alike: list[float]
+    total: Tensor
+    steps: int = 0
+
+    def mask(self, count: int, largest: bool) -> None:
+        """Let words go by their impact until so many are gone."""
+        if float(self.scores.sum()) > 0:
+            self.total, self.steps = self.total + self.scores / self.scores.sum(), self.steps + 1
+        turn = torch.sort(self.scores, descending=largest, stable=True).indices.tolist()
+        left = [w for w in turn if w not in self.gone]
+        self.gone = self.gone | set(left[: count - len(self.gone)])
+
+
+def consistency(words: Sequence[Tensor], impact: Impact, explained: Explained, T: int) -> list[dict[str, float]]:
+    """GAE's local consistency with words for features: LC_R, LC_F and LC = max(0, (LC_R + LC_F) / 2) of each text.
+
+    ``words`` are the relevances of the words of some texts. Words are masked by impact, most and least first, T steps, as pixels
+    are in images: LC_R tells whether the map changes as the output does, LC_F whether it lies on words whose loss counts.
     """
-    start = _positive(words)
-    number = len(words)
-    outputs: dict[str, list[float]] = {}
-    alike: dict[str, list[float]] = {}
-    shares: dict[str, Tensor] = {}
-    first_scores, first = impact(set())
-    scale = abs(first) or 1.0
+    starts = [_positive(one) for one in words]
+    scores, first = impact([set() for _ in words])
+    scales = [abs(value) or 1.0 for value in first]
+    ways: dict[str, list[_Way]] = {}
     for mode in ("morf", "lerf"):
-        gone: set[int] = set()
-        scores = first_scores
-        total, steps = torch.zeros(number, dtype=torch.float64), 0
-        outputs[mode], alike[mode] = [first / scale], [1.0]
-        for count in masked_counts(number, T, "incremental", mode):
-            if float(scores.sum()) > 0:
-                total, steps = total + scores / scores.sum(), steps + 1
-            turn = torch.sort(scores, descending=mode == "morf", stable=True).indices.tolist()
-            left = [w for w in turn if w not in gone]
-            gone |= set(left[: count - len(gone)])
-            scores, output = impact(gone)
-            outputs[mode].append(output / scale)
-            alike[mode].append(_alike(start, _positive(explained(gone))))
-        shares[mode] = total / max(steps, 1)
-    d_output = torch.tensor(outputs["lerf"]).double() - torch.tensor(outputs["morf"]).double()
-    d_map = torch.tensor(alike["lerf"]).double() - torch.tensor(alike["morf"]).double()
+        ways[mode] = [
+            _Way(set(), s, [f / scale], [1.0], torch.zeros_like(s))
+            for s, f, scale in zip(scores, first, scales, strict=True)
+        ]
+        counts = [masked_counts(len(one), T, "incremental", mode) for one in words]
+        for step in range(T):
+            for way, its in zip(ways[mode], counts, strict=True):
+                way.mask(its[step], mode == "morf")
+            gone = [way.gone for way in ways[mode]]
+            now, outputs = impact(gone)
+            for k, relevance in enumerate(explained(gone)):
+                way = ways[mode][k]
+                way.scores = now[k]
+                way.outputs.append(outputs[k] / scales[k])
+                way.alike.append(_alike(starts[k], _positive(relevance)))
+    return [_local(start, *pair) for start, *pair in zip(starts, ways["morf"], ways["lerf"], strict=True)]
+
+
+def _local(start: Tensor, morf: _Way, lerf: _Way) -> dict[str, float]:
+    d_output = _gap(lerf.outputs, morf.outputs)
+    d_map = _gap(lerf.alike, morf.alike)
     robust = 1 - ratio(2 * (d_output - d_map).abs().sum(), d_output.abs().sum() + d_map.abs().sum(), 1.0)
-    faithful = ratio((start * (shares["lerf"] - shares["morf"]).sign()).sum(), start.sum(), 0.0)
+    shares = [way.total / max(way.steps, 1) for way in (lerf, morf)]
+    faithful = ratio((start * (shares[0] - shares[1]).sign()).sum(), start.sum(), 0.0)
     if not float(start.sum()):
         robust = faithful = torch.zeros((), dtype=torch.float64)
     return {"LC_R": float(robust), "LC_F": float(faithful), "score": max(0.0, float(robust + faithful) / 2)}
+
+
+def _gap(lerf: list[float], morf: list[float]) -> Tensor:
+    return torch.tensor(lerf, dtype=torch.float64) - torch.tensor(morf, dtype=torch.float64)
 
 
 def _positive(words: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from abslrp.propagation.axes import Axis, sample_sums, spread
+from abslrp.propagation.balance import balanced
 from abslrp.propagation.rules import Transport
 
 Conserve = Callable[[Transport, Tensor, Axis | None, Sequence[Axis | None], int], tuple[Tensor, ...]]
@@ -47,6 +48,12 @@ def sign(
     step: Transport, R: Tensor, axis: Axis | None, inputs: Sequence[Axis | None], batch: int
 ) -> tuple[Tensor, ...]:
     """r = M(k⁺ R⁺ + k⁻ R⁻) with k± = Σ R± / Σ_j c_j R±_j: positive and negative relevance each keep their sums."""
+    if step.even:
+        return step.pull(R)
+    if step.elementwise is not None:
+        maps = balanced(step.elementwise, R, axis, batch, joint=False)
+        if maps is not None:
+            return maps
     c = step.columns()
     above, below = R.clamp(min=0), R.clamp(max=0)
     up = _ratio(sample_sums(above, axis, batch), sample_sums(above * c, axis, batch))
@@ -58,6 +65,12 @@ def joint(
     step: Transport, R: Tensor, axis: Axis | None, inputs: Sequence[Axis | None], batch: int
 ) -> tuple[Tensor, ...]:
     """r = k M(R) with one factor for both signs, k = Σ |R| / Σ_j c_j |R_j|."""
+    if step.even:
+        return step.pull(R)
+    if step.elementwise is not None:
+        maps = balanced(step.elementwise, R, axis, batch, joint=True)
+        if maps is not None:
+            return maps
     size = R.abs()
     k = _ratio(sample_sums(size, axis, batch), sample_sums(size * step.columns(), axis, batch))
     return step.pull(_scaled(R, torch.stack([k, k]), axis))

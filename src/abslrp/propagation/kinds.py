@@ -33,6 +33,8 @@ class LinearMap:
     function: Callable[[Tensor, Any], Tensor]
     transpose: Callable[[Tensor, Tensor, Any], Tensor]
     weight: Tensor | None = None
+    fresh: bool = False
+    """The adjoint's result is memory of its own, which may be written to."""
 
     @property
     def nonnegative(self) -> bool:
@@ -58,7 +60,7 @@ class LinearMap:
         return self if self.weight is None else self._with(self.weight.abs())
 
     def _with(self, weight: Tensor) -> LinearMap:
-        return LinearMap(self.function, self.transpose, weight)
+        return LinearMap(self.function, self.transpose, weight, self.fresh)
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class Sum:
     """h = Σ_k coefficient_k · x_k + constants, with broadcasting."""
 
     coefficients: tuple[float, ...]
+    complete: bool = False
+    """No constants, so that h is known from the inputs."""
     kind: str = "sum"
 
 

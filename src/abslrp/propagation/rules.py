@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from abslrp.propagation.axes import Axis
+from abslrp.propagation.balance import Elementwise
 from abslrp.propagation.kinds import Gate, Linear, LinearMap, Maximum, Norm, Scale, Shift, Smooth, Softmax, Sum
 
 MASKED = 1e-30  # a softmax output below this was masked out: its input says nothing
@@ -23,10 +24,16 @@ MASKED = 1e-30  # a softmax output below this was masked out: its input says not
 
 @dataclass(frozen=True)
 class Transport:
-    """One linear step of relevance: ``pull`` is R ↦ r per input, ``columns`` the sums c_j = Σ_i |M_ij|."""
+    """One linear step of relevance: ``pull`` is R ↦ r per input, ``columns`` the sums c_j = Σ_i |M_ij|.
+
+    ``elementwise`` is the same in a form that conservation can take fast, where there is one; ``even`` tells that all c_j
+    are 1, so that there is nothing to conserve.
+    """
 
     pull: Callable[[Tensor], tuple[Tensor, ...]]
     columns: Callable[[], Tensor]
+    elementwise: Elementwise | None = None
+    even: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,31 @@ def diagonal(factor: Tensor, like: Tensor) -> Transport:
     return Transport(lambda R: ((factor * R).sum_to_size(like.shape),), factor.abs)
 
 
+def local_factors(
+    shape: Sequence[int],
+    operands: tuple[Tensor, ...],
+    factors: Callable[..., tuple[Tensor, ...]],
+    likes: Sequence[Tensor],
+    rows: bool = False,
+) -> Transport:
+    """An elementwise step r_i = f_i · R with all f_i ≥ 0, functions of operands that broadcast to the output's shape."""
+
+    def local(R: Tensor, *parts: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        results = tuple(f * R for f in factors(*parts))
+        return results, results[0] if len(results) == 1 else results[0] + results[1]
+
+    def finish(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(r.sum_to_size(like.shape) for r, like in zip(results, likes, strict=True))
+
+    def columns() -> Tensor:
+        found = factors(*operands)
+        return (found[0] if len(found) == 1 else found[0] + found[1]).expand(shape)
+
+    return Transport(
+        lambda R: finish(local(R, *operands)[0]), columns, Elementwise(lambda: operands, local, finish, rows)
+    )
+
+
 def signs(h: Tensor) -> Tensor:
     """σ = sign(h) with sign(0) = +1."""
     return torch.where(h < 0, -1.0, 1.0).to(h.dtype)
@@ -67,132 +99,220 @@ def signs(h: Tensor) -> Tensor:
 
 def linear_positive(op: Linear, call: Call, eps: float) -> Steps:
     """r_i = Σ_j (x_i w_ij)⁺ / (|h_j| + ε) · R_j  =  x⁺ · (W⁺ᵀ s) + x⁻ · (W⁻ᵀ s)  (Vukadin et al. 2024)."""
-    h, maps = call.output, op.maps(call.inputs)
-    size = h.abs() + eps
+    maps = op.maps(call.inputs)
 
-    def pull(R: Tensor) -> tuple[Tensor, ...]:
-        s = R / size
+    def hand(shares: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        (s,) = shares
         return tuple(positive_part(m, x, s, n) for m, x, n in zip(maps, call.inputs, call.nonnegative, strict=True))
 
-    def columns() -> Tensor:
-        if len(maps) == 1 and (call.nonnegative[0] or maps[0].nonnegative):
-            return maps[0].positive().apply(call.inputs[0].clamp(min=0)) / size
-        return _halves(op, call, maps, without_bias(op, h)) / size
+    if len(maps) == 1 and (call.nonnegative[0] or maps[0].nonnegative):
+        x = call.inputs[0]
+        total = lambda: maps[0].positive().apply(x if call.nonnegative[0] else x.clamp(min=0))  # noqa: E731
+        return [shared_out(call.output, eps, lambda: (total(),), lambda h, t: t, hand)]
+    return [_halved(op, call, maps, eps, hand, agreeing=False)]
 
-    return [Transport(pull, columns)]
+
+def shared_out(
+    h: Tensor,
+    eps: float,
+    operands: Callable[[], tuple[Tensor, ...]],
+    total: Callable[..., Tensor],
+    hand: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]],
+) -> Transport:
+    """Shares s = R / (|h| + ε), handed to the inputs by a linear map that gives out c = total(h, *operands) / (|h| + ε)."""
+
+    def local(R: Tensor, h: Tensor, *parts: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        s = R / h.abs().add_(eps)
+        return (s,), s * total(h, *parts)
+
+    return Transport(
+        lambda R: hand((R / h.abs().add_(eps),)),
+        lambda: total(h, *operands()) / (h.abs() + eps),
+        Elementwise(lambda: (h, *operands()), local, hand),
+    )
+
+
+def _halved(
+    op: Linear,
+    call: Call,
+    maps: Sequence[LinearMap],
+    eps: float,
+    hand: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]],
+    agreeing: bool,
+) -> Transport:
+    """Shares whose total is Σ_i (x_i w_ij σ_j)⁺ = ½ (σ_j Σ_i x_i w_ij + Σ_i |x_i w_ij|), σ = 1 unless ``agreeing``."""
+    bias = () if op.bias is None else (op.bias.to(call.output.dtype),)
+    pairs = list(zip(maps, call.inputs, strict=True))[: 1 if op.alike else None]
+    weight = 0.5 * len(maps) / len(pairs)
+
+    def absolutes() -> tuple[Tensor, ...]:
+        return (*bias, *(m.absolute().apply(x.abs()) for m, x in pairs))
+
+    def total(h: Tensor, *parts: Tensor) -> Tensor:
+        signed = h - parts[0] if bias else h
+        signed = signed * signs(h) if agreeing else signed
+        found = [_above_noise(signed + a, a) for a in parts[len(bias) :]]
+        return (found[0] if len(found) == 1 else found[0] + found[1]).mul_(weight)
+
+    return shared_out(call.output, eps, absolutes, total, hand)
+
+
+def _above_noise(total: Tensor, size: Tensor) -> Tensor:
+    """A sum that cannot be negative, with what rounding left of 0 taken for 0; see :func:`cleaned`."""
+    return total.masked_fill_(total <= size * (8 * torch.finfo(total.dtype).eps), 0.0)
 
 
 def positive_part(m: LinearMap, x: Tensor, s: Tensor, nonnegative: bool) -> Tensor:
     r = m.positive().adjoint(s, x)
-    if nonnegative:
-        return r * x
-    r = r * x.clamp(min=0)
-    below = m.negative()
-    return r if below is None else r + below.adjoint(s, x) * x.clamp(max=0)
+    below = None if nonnegative else m.negative()
+    if nonnegative or below is None:
+        return times(m, r, x if nonnegative else x.clamp(min=0))
+    return torch.where(x > 0, r, below.adjoint(s, x)).mul_(x)
+
+
+def times(m: LinearMap, r: Tensor, x: Tensor) -> Tensor:
+    """r · x, in place where r is memory of our own."""
+    return r.mul_(x) if m.fresh else r * x
 
 
 def without_bias(op: Linear, h: Tensor) -> Tensor:
     return h if op.bias is None else h - op.bias.to(h.dtype)
 
 
-def _halves(op: Linear, call: Call, maps: Sequence[LinearMap], signed: Tensor) -> Tensor:
-    """Σ_i (x_i w_ij)⁺ = ½ (Σ_i x_i w_ij + Σ_i |x_i w_ij|), over all inputs; inputs of a product share their terms."""
-    pairs = list(zip(maps, call.inputs, strict=True))
-    if op.alike:
-        pairs = pairs[:1]
-    absolutes = [m.absolute().apply(x.abs()) for m, x in pairs]
-    halves = [0.5 * cleaned(signed + a, a).clamp(min=0) for a in absolutes]
-    return halves[0] * len(maps) if op.alike else torch.stack(halves).sum(0)
-
-
 def linear_agreeing(op: Linear, call: Call, eps: float) -> Steps:
     """r_i = Σ_j (x_i w_ij σ_j)⁺ / (|h_j| + ε) · R_j  =  ½ [|x| · (|W|ᵀ s) + x · (Wᵀ (σ s))]."""
-    h, maps = call.output, op.maps(call.inputs)
-    size, sigma = h.abs() + eps, signs(h)
+    maps = op.maps(call.inputs)
 
-    def pull(R: Tensor) -> tuple[Tensor, ...]:
-        s = R / size
+    def hand(shares: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        (s,) = shares
+        signed = s * signs(call.output)
         return tuple(
-            0.5 * (m.absolute().adjoint(s, x) * x.abs() + m.adjoint(s * sigma, x) * x)
+            0.5 * (m.absolute().adjoint(s, x) * x.abs() + m.adjoint(signed, x) * x)
             for m, x in zip(maps, call.inputs, strict=True)
         )
 
-    def columns() -> Tensor:
-        return _halves(op, call, maps, sigma * without_bias(op, h)) / size
-
-    return [Transport(pull, columns)]
+    return [_halved(op, call, maps, eps, hand, agreeing=True)]
 
 
-def _sum(op: Sum, call: Call, eps: float, sigma: Tensor | None) -> Steps:
-    h = call.output
-    size = h.abs() + eps
-    factors = []
-    for x, coefficient in zip(call.inputs, op.coefficients, strict=True):
-        part = x * coefficient
-        factor = (part if sigma is None else part * sigma).clamp(min=0) / size
-        # adding 0 is no operation: a mask of zeros must not change the map of what it does not hide
-        factors.append(torch.where(part == h, 1.0, factor) if len(call.inputs) == 1 else factor)
+def _sum(op: Sum, call: Call, eps: float, agreeing: bool) -> Steps:
+    if len(call.inputs) == 1:
+        c = op.coefficients[0]
 
-    def pull(R: Tensor) -> tuple[Tensor, ...]:
-        return tuple((f * R).sum_to_size(x.shape) for f, x in zip(factors, call.inputs, strict=True))
+        def factor(x: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+            # adding 0 is no operation: a mask of zeros must not change the map of what it does not hide
+            part = x * c
+            return (torch.where(part == h, 1.0, _share(part, h, eps, agreeing)),)
 
-    return [Transport(pull, lambda: factors[0] if len(factors) == 1 else factors[0] + factors[1])]
+        return [local_factors(call.output.shape, (call.inputs[0], call.output), factor, call.inputs)]
+    first, second = op.coefficients
+
+    def factors(a: Tensor, b: Tensor, *h: Tensor) -> tuple[Tensor, ...]:
+        parts = (a if first == 1 else a * first, b if second == 1 else b * second)
+        total = h[0] if h else parts[0] + parts[1]
+        return tuple(_share(part, total, eps, agreeing) for part in parts)
+
+    outputs = () if op.complete else (call.output,)
+    return [local_factors(call.output.shape, (*call.inputs, *outputs), factors, call.inputs)]
 
 
 def sum_positive(op: Sum, call: Call, eps: float) -> Steps:
     """r_a = (a)⁺ / (|h| + ε) · R for each summand a of h, with its sign."""
-    return _sum(op, call, eps, None)
+    return _sum(op, call, eps, False)
 
 
 def sum_agreeing(op: Sum, call: Call, eps: float) -> Steps:
     """r_a = (a σ)⁺ / (|h| + ε) · R for each summand a of h, with its sign."""
-    return _sum(op, call, eps, signs(call.output))
+    return _sum(op, call, eps, True)
 
 
-def _smooth(op: Smooth, call: Call, eps: float, sigma: Tensor | float) -> Steps:
-    x = call.inputs[0]
-    steep = x.abs() * op.slope(x.abs())
-    own = sigma * (steep if call.nonnegative[0] else x * op.slope(x))
-    slope = torch.nan_to_num(cleaned(steep + own, steep.abs() + own.abs()), posinf=0.0, neginf=0.0)
-    return [diagonal(0.5 * slope / (call.output.abs() + eps), x)]
+def _smooth(op: Smooth, call: Call, eps: float, agreeing: bool) -> Steps:
+    known = call.nonnegative[0]
+
+    def factor(x: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+        size = x.abs()
+        steep = op.slope(size) * size
+        own = steep if known else op.slope(x) * x
+        own = own * signs(h) if agreeing else own
+        slope = torch.nan_to_num(cleaned(steep + own, steep.abs() + own.abs()), posinf=0.0, neginf=0.0)
+        return (slope.div_(h.abs().add_(eps)).mul_(0.5),)
+
+    return [_signed_factor(call, factor)]
+
+
+def _signed_factor(call: Call, factor: Callable[..., tuple[Tensor, ...]], rows: bool = False) -> Transport:
+    """An elementwise step whose factor of (input, output) may be negative here and there."""
+    x, h = call.inputs[0], call.output
+
+    def local(R: Tensor, *parts: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        (f,) = factor(*parts)
+        return (R, f), R * f.abs()
+
+    def finish(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return ((results[0] * results[1]).sum_to_size(x.shape),)
+
+    return Transport(
+        lambda R: ((factor(x, h)[0] * R).sum_to_size(x.shape),),
+        lambda: factor(x, h)[0].abs(),
+        Elementwise(lambda: (x, h), local, finish, rows, scaled=1),
+    )
 
 
 def smooth_positive(op: Smooth, call: Call, eps: float) -> Steps:
     """r = ½ [|x| f′(|x|) + x f′(x)] · R / (|h| + ε), the paper's listing for elementwise f."""
-    return _smooth(op, call, eps, 1.0)
+    return _smooth(op, call, eps, False)
 
 
 def smooth_agreeing(op: Smooth, call: Call, eps: float) -> Steps:
     """r = ½ [|x| f′(|x|) + σ x f′(x)] · R / (|h| + ε)."""
-    return _smooth(op, call, eps, signs(call.output))
+    return _smooth(op, call, eps, True)
 
 
 def softmax_listing(op: Softmax, call: Call, eps: float) -> Steps:
     """r = ½ (x h + |x| hₐ) · R / (|h| + ε) with hₐ = softmax(|x|); maxima and sums are constants, masked places take no part."""
-    x, h = call.inputs[0], call.output
-    masked = h < MASKED
-    x = x.masked_fill(masked, 0)
-    absolute = torch.softmax(x.abs().masked_fill(masked, -torch.inf), op.dim)
-    own, other = x * h, x.abs() * absolute
-    factor = 0.5 * cleaned(own + other, own.abs() + other) / (h.abs() + eps)
-    return [diagonal(torch.nan_to_num(factor.masked_fill(masked, 0)), x)]
+    last = op.dim in (-1, call.output.ndim - 1)
+
+    def factor(x: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+        masked = h < MASKED
+        x = x.masked_fill(masked, 0)
+        size = x.abs()
+        absolute = torch.softmax(size.masked_fill(masked, -torch.inf), -1 if last else op.dim)
+        own, other = x * h, absolute * size
+        found = cleaned(own + other, own.abs() + other).div_(h + eps).mul_(0.5)
+        return (torch.nan_to_num(found.masked_fill_(masked, 0)),)
+
+    if last:
+        return [_signed_factor(call, factor, rows=True)]
+    return [diagonal(factor(call.inputs[0], call.output)[0], call.inputs[0])]
 
 
 def _norm(op: Norm, call: Call, eps: float, agreeing: bool) -> Steps:
+    """Both steps as one: what they do is elementwise, and what conservation does twice it can do once."""
     x = call.inputs[0]
     mean, std = op.statistics(x)
-    normed = (x if mean is None else x - mean) / std
-    steps = []
-    if op.weight is not None or op.bias is not None:
-        part = normed if op.weight is None else normed * op.weight.to(x.dtype)
-        steps.append(diagonal(_share(part, call.output, eps, agreeing), x))
-    if mean is not None:
-        steps.append(diagonal(_share(x / std, normed, eps, agreeing), x))
-    return steps or identity(op, call)
+    weighted = op.weight is not None or op.bias is not None
+    if not weighted and mean is None:
+        return identity(op, call)
+    gain = 1 / std if op.weight is None else op.weight.to(x.dtype) / std
+    bias = () if op.bias is None else (op.bias.to(x.dtype),)
+    centred = () if mean is None else (mean, std * eps)
+
+    def factor(x: Tensor, gain: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        offset = x - rest[0] if centred else x
+        found = None
+        if weighted:
+            part = offset * gain
+            found = _share(part, part + rest[-1] if bias else part, eps, agreeing)
+        if centred:
+            own = (x * signs(offset) if agreeing else x).clamp(min=0).div_(offset.abs().add_(rest[1]))
+            found = own if found is None else found.mul_(own)
+        assert found is not None
+        return (found,)
+
+    return [local_factors(x.shape, (x, gain, *centred, *bias), factor, (x,))]
 
 
 def _share(part: Tensor, h: Tensor, eps: float, agreeing: bool) -> Tensor:
-    return (part * signs(h) if agreeing else part).clamp(min=0) / (h.abs() + eps)
+    return (part * signs(h) if agreeing else part).clamp(min=0) / h.abs().add_(eps)
 
 
 def norm_positive(op: Norm, call: Call, eps: float) -> Steps:
@@ -208,25 +328,33 @@ def norm_agreeing(op: Norm, call: Call, eps: float) -> Steps:
 # ---------------------------------------------------------------- steps that many rulesets share
 
 
+def even(pull: Callable[[Tensor], tuple[Tensor, ...]], output: Tensor) -> Transport:
+    """A step that hands out all that it gets, everywhere."""
+    return Transport(pull, lambda: torch.ones_like(output), even=True)
+
+
 def identity(op: object, call: Call, eps: float = 0.0) -> Steps:
     """r = R."""
-    return [diagonal(torch.ones_like(call.output), call.inputs[0])]
+    x = call.inputs[0]
+    return [even(lambda R: (R.sum_to_size(x.shape),), call.output)]
 
 
 def scale_identity(op: Scale, call: Call, eps: float = 0.0) -> Steps:
     """r = R where the constant is not 0, for h = x · constant; a constant 0 is a mask and takes the relevance away."""
+    if not isinstance(op.constant, Tensor) and op.constant:
+        return identity(op, call)
     kept = torch.as_tensor(op.constant, device=call.output.device) != 0
     return [diagonal(kept.to(call.output.dtype).expand(call.output.shape), call.inputs[0])]
 
 
 def gate_active(op: Gate, call: Call, eps: float = 0.0) -> Steps:
     """r = R where the unit is active, 0 where it is not."""
-    return [diagonal(op.active(call.inputs[0]).to(call.output.dtype), call.inputs[0])]
+    return [local_factors(call.output.shape, (call.inputs[0],), lambda x: (op.active(x).to(x.dtype),), call.inputs)]
 
 
 def maximum_winner(op: Maximum, call: Call, eps: float = 0.0) -> Steps:
     """All relevance to the element that is the maximum."""
-    return [Transport(lambda R: op.winners(R, call.inputs), lambda: torch.ones_like(call.output))]
+    return [even(lambda R: op.winners(R, call.inputs), call.output)]
 
 
 def maximum_weighted(op: Maximum, call: Call, eps: float = 0.0) -> Steps:

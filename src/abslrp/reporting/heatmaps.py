@@ -110,7 +110,7 @@ def grid(
     pictures = [_photograph(image) for image in images]
     high, wide = cell or (max(one.height for one in pictures), max(one.width for one in pictures))
     words = "".join([*(labels or []), *(groups or []), title or ""])
-    font, heading = _font(words, font_size), _font(words, round(font_size * 1.5))
+    font, heading = font_for(words, font_size), font_for(words, round(font_size * 1.5))
     gap, line = max(8, font_size), round(font_size * 1.3)
     texts = [_wrapped(text, wide, font) for text in labels or []]
     caption = line * max((len(text) for text in texts), default=0) + (gap // 2 if texts else 0)
@@ -298,7 +298,7 @@ def _fitted(picture: Image.Image, high: int, wide: int) -> Image.Image:
     )
 
 
-def _font(words: str, size: int) -> Any:
+def font_for(words: str, size: int) -> Any:
     """Pillow's own font; for letters beyond ASCII, which it lacks, the one that comes with matplotlib, where it is."""
     found = None if words.isascii() else importlib.util.find_spec("matplotlib")
     if found is not None and found.submodule_search_locations:

@@ -18,7 +18,8 @@ from abslrp.propagation.operations.table import Engine, Row, Run, follow_aligned
 def _sum_plan(e: Engine, run: Run, terms: Sequence[tuple[Any, float]]) -> Planned:
     live = [(t, c) for t, c in terms if e.live(t)]
     positive = all(c >= 0 and e.nonnegative(t) for t, c in terms)
-    return Planned(Sum(tuple(c for _, c in live)), tuple(t for t, _ in live), run, follow_aligned, positive)
+    kind = Sum(tuple(c for _, c in live), complete=len(live) == len(terms))
+    return Planned(kind, tuple(t for t, _ in live), run, follow_aligned, positive)
 
 
 @row("add", "__add__", "__radd__")

@@ -27,8 +27,8 @@ class Bilinear:
         follow: tuple[Callable[..., Axis | None], Callable[..., Axis | None]] = (follow_same, follow_same),
     ) -> None:
         self.follow = follow
-        self._left = LinearMap(lambda x, w: function(x, w), lambda g, x, w: left(g, x, w))
-        self._right = LinearMap(lambda x, w: function(w, x), lambda g, x, w: right(g, w, x))
+        self._left = LinearMap(lambda x, w: function(x, w), lambda g, x, w: left(g, x, w), fresh=True)
+        self._right = LinearMap(lambda x, w: function(w, x), lambda g, x, w: right(g, w, x), fresh=True)
 
     def plan(self, e: Engine, run: Run, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Planned:
         """The operation with one or two live factors: an affine map, or a product with each the other's weight."""

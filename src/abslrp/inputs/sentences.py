@@ -1,0 +1,245 @@
+"""Sentences from files, and the text classifiers of the transformers library that read them."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import importlib.util
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from abslrp.inputs.fetching import needs, offline_when_unreachable
+from abslrp.inputs.torchvision_ops import ensure_torchvision
+from abslrp.types import AbslrpError
+
+TABLES = (".tsv", ".csv", ".txt")
+"""What names a file of sentences."""
+
+_SENTENCE, _LABEL = ("sentence", "text"), "label"
+_PATHLIKE = (".", "~", "/", os.sep)
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """The sentences of a file, and their labels as written there, where it has them."""
+
+    texts: tuple[str, ...]
+    labels: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@dataclass(frozen=True)
+class TextClassifier:
+    """A classifier in evaluation mode with its tokenizer, and what it calls its classes."""
+
+    model: Any
+    tokenizer: Any
+    class_names: list[str]
+    name: str
+
+
+def is_table(path: str | os.PathLike[str]) -> bool:
+    """Whether a path names a file of sentences.
+
+    >>> is_table("dev.tsv"), is_table("photos")
+    (True, False)
+    """
+    return Path(path).suffix.casefold() in TABLES
+
+
+def read_sentences(path: str | os.PathLike[str]) -> Sentences:
+    """Read a TSV or CSV with a column ``sentence`` or ``text`` and perhaps one ``label``, or a text file, a sentence a line.
+
+    A table without a heading is taken if it has one column, or two of which the second are numbers of classes. In TSV files
+    quotation marks are letters like any other, as in those of GLUE.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "dev.tsv")
+    ...     _ = file.write_text("sentence\\tlabel\\na \\"fine\\" film\\t1\\n")
+    ...     read_sentences(file)
+    Sentences(texts=('a "fine" film',), labels=('1',))
+    """
+    path = Path(path).expanduser()
+    rows = _rows(path)
+    if not rows:
+        raise AbslrpError(f"{path} holds no sentence: give a file with at least one.")
+    numbered, heads = rows, [cell.strip().casefold() for cell in rows[0][1]]
+    at, label = next((heads.index(name) for name in _SENTENCE if name in heads), None), None
+    # A sentence that is one of these words alone is not a heading of a plain text file.
+    if at is not None and path.suffix.casefold() != ".txt":
+        numbered, label = rows[1:], heads.index(_LABEL) if _LABEL in heads else None
+        wide = len(heads)
+    else:
+        at, wide = 0, len(rows[0][1])
+        label = 1 if wide == 2 and all(len(r) == 2 and _is_number(r[1]) for _, r in rows) else None
+        if wide > 1 and label is None:
+            raise AbslrpError(
+                f"{path} begins with {', '.join(rows[0][1])[:80]!r}: name its columns in the first line, sentence (or text) and label."
+            )
+    for number, row in numbered:
+        if len(row) != wide or not row[at].strip():
+            what = "has no sentence" if len(row) == wide else f"has {len(row)} columns instead of {wide}"
+            raise AbslrpError(f"line {number} of {path} {what}: mend it or leave it out.")
+    if not numbered:
+        raise AbslrpError(f"{path} holds a heading and no sentence: give a file with at least one.")
+    texts = tuple(row[at].strip() for _, row in numbered)
+    return Sentences(texts, None if label is None else tuple(row[label].strip() for _, row in numbered))
+
+
+def _rows(path: Path) -> list[tuple[int, list[str]]]:
+    """The lines that are not empty, with their numbers, cut into columns."""
+    if not is_table(path):
+        raise AbslrpError(f"{path} is no file of sentences: give a .tsv, a .csv or a .txt.")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            if path.suffix.casefold() == ".txt":
+                lines = enumerate((line.rstrip("\r\n") for line in file), 1)
+                return [(number, [line]) for number, line in lines if line.strip()]
+            tabbed = path.suffix.casefold() == ".tsv"
+            reader = (
+                csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tabbed else csv.reader(file, strict=True)
+            )
+            return [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+    except OSError as error:
+        raise AbslrpError(f"{path} cannot be read ({error.strerror or error}): name a file of sentences.") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise AbslrpError(f"{path} is not a table in UTF-8 ({error}): save it anew as TSV or CSV.") from None
+
+
+def _is_number(text: str) -> bool:
+    return text.strip().isdigit()
+
+
+def class_indices(labels: Sequence[str], class_names: Sequence[str]) -> list[int]:
+    """Labels, numbers or names, as numbers of classes.
+
+    >>> class_indices(["1", "Negative"], ["negative", "positive"])
+    [1, 0]
+    """
+    names = [name.casefold() for name in class_names]
+    found = []
+    for label in labels:
+        index = int(label) if label.isdigit() else names.index(label.casefold()) if label.casefold() in names else -1
+        if not 0 <= index < len(names):
+            raise AbslrpError(
+                f"label {label!r} is no class of the model: write one of {', '.join(class_names[:5])}, or a number from 0 to "
+                f"{len(names) - 1}."
+            )
+        found.append(index)
+    return found
+
+
+def load_text_classifier(spec: str, device: str | torch.device = "cpu") -> TextClassifier:
+    """Load a sequence classifier of the transformers library with its tokenizer: a folder, or a name of the hub, ``hf:`` or plain.
+
+    >>> load_text_classifier("./nowhere")
+    Traceback (most recent call last):
+    abslrp.types.AbslrpError: ./nowhere is no folder: name a folder with config.json and tokenizer.json, or a model of the hub.
+    """
+    from abslrp.inputs.models import _device
+
+    target = _device(device)
+    name = os.path.expanduser(spec.removeprefix("hf:"))
+    local = os.path.isdir(name)
+    if not name.strip() or (not local and (spec.removeprefix("hf:").startswith(_PATHLIKE) or os.path.exists(name))):
+        raise AbslrpError(
+            f"{spec} is no folder: name a folder with config.json and tokenizer.json, or a model of the hub."
+        )
+    if local and not os.path.isfile(os.path.join(name, "config.json")):
+        raise AbslrpError(f"{spec} holds no config.json: name a folder that save_pretrained of transformers wrote.")
+    with needs("transformers", "a text classifier", "text"):
+        if importlib.util.find_spec("torchvision") is not None:
+            ensure_torchvision()
+        importlib.import_module("transformers")
+    from abslrp.inputs.huggingface import quiet
+
+    with quiet(), offline_when_unreachable():
+        model = _model(name, spec, local)
+        tokenizer = _tokenizer(name, spec, local)
+    names = [str(model.config.id2label[k]) for k in range(int(model.config.num_labels))]
+    return TextClassifier(model.float().eval().to(target), tokenizer, names, spec)
+
+
+def _model(name: str, label: str, local: bool) -> Any:
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    from abslrp.inputs.huggingface import refuse_new_weights
+
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except Exception as error:
+        raise AbslrpError(_unread(label, "configuration", error, local)) from error
+    if type(config) not in AutoModelForSequenceClassification._model_mapping:
+        raise AbslrpError(f"{label} is a {config.model_type} model, which is no text classifier: name one that is.")
+    try:
+        model, report = AutoModelForSequenceClassification.from_pretrained(name, output_loading_info=True)
+    except Exception as error:
+        raise AbslrpError(_unread(label, "model", error, local)) from error
+    refuse_new_weights(report, label)
+    return model
+
+
+def _tokenizer(name: str, label: str, local: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    missing = f"{label} has no tokenizer: put its tokenizer.json beside its config.json."
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except Exception as error:
+        raise AbslrpError(missing if local else _unread(label, "tokenizer", error, local)) from error
+    # Without files some tokenizers are made all the same, and know nothing but their special tokens.
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise AbslrpError(missing)
+    return tokenizer
+
+
+def _unread(label: str, what: str, error: Exception, local: bool) -> str:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(".:")
+    if local:
+        return f"the {what} in {label} cannot be read ({reason}): name a folder that save_pretrained of transformers wrote."
+    return f"{label} is no folder here, and its {what} could not be fetched ({reason}): name a folder, or connect to the network."
+
+
+_WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a good bad movie ##s ##ly real very plot was the , . !".split()
+
+
+def tiny_classifier() -> tuple[Any, Any]:
+    """A BERT of two layers with random weights and a vocabulary of a dozen words, with its tokenizer: for trying things.
+
+    >>> model, tokenizer = tiny_classifier()
+    >>> tokenizer.tokenize("a really good movie")
+    ['a', 'real', '##ly', 'good', 'movie']
+    """
+    with needs("transformers", "the tiny text classifier", "text"):
+        if importlib.util.find_spec("torchvision") is not None:
+            ensure_torchvision()
+        transformers = importlib.import_module("transformers")
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    made = Tokenizer(models.WordPiece({word: k for k, word in enumerate(_WORDS)}, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    ends = [(word, _WORDS.index(word)) for word in ("[CLS]", "[SEP]")]
+    made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    special = {f"{word}_token": f"[{word.upper()}]" for word in ("unk", "pad", "cls", "sep", "mask")}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=16, **special)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    names = {0: "negative", 1: "positive"}
+    config = transformers.BertConfig(
+        vocab_size=len(_WORDS),
+        max_position_embeddings=16,
+        id2label=names,
+        label2id={v: k for k, v in names.items()},
+        **sizes,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = transformers.BertForSequenceClassification(config)
+    return model.eval(), tokenizer

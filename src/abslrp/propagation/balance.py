@@ -1,0 +1,187 @@
+"""Elementwise steps with conservation, in as few passes over memory as they allow.
+
+Conservation asks how much a step would hand out before it knows how much it may. So a step is taken unscaled, while what it
+got and what it hands out are summed for each sample, and then scaled. On the CPU this goes piece by piece, each small enough
+to stay in the cache; on CUDA by kernels of our own where Triton is there, else with torch's over the whole tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from abslrp.propagation.axes import Axis
+
+_PIECE = 1 << 16  # elements
+_ROW = 32
+
+Local = Callable[..., tuple[tuple[Tensor, ...], Tensor]]
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """What a step does at each element of its output.
+
+    ``local(R, *operands)`` gives the unscaled results, g_i · R, and c · R, where all g_i and c are ≥ 0; operands broadcast
+    against R. ``finish`` makes relevances of the inputs from the scaled results. ``rows`` tells that ``local`` looks at whole
+    rows along the last dimension. ``scaled`` is how many of the results, from the first, are to be scaled: all unless told.
+    """
+
+    operands: Callable[[], tuple[Tensor, ...]]
+    local: Local
+    finish: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]
+    rows: bool = False
+    scaled: int | None = None
+
+
+class Layout(NamedTuple):
+    """A tensor as (segments, middle, inner): each segment belongs to one sample, ``neighbours`` in a row to the same."""
+
+    shape: tuple[int, int, int]
+    neighbours: int
+    split: int
+
+
+def layout(R: Tensor, operands: Sequence[Tensor], axis: Axis | None, batch: int, rows: bool) -> Layout | None:
+    """How to walk over the samples of R, or None where they do not lie one after the other."""
+    shape = R.shape
+    if not shape or (batch > 1 and (axis is None or axis.dim)):
+        return None
+    neighbours = shape[0] if batch == 1 or axis is None else axis.inner
+    full = all(o.shape == shape for o in operands)
+    ways = [_row_split(shape)] if full and not rows else [len(shape) - 1] if rows else [2, len(shape) - 1, 1]
+    for split in ways:
+        if 1 <= split <= len(shape) and all(_fits(o, shape, split) for o in operands):
+            return Layout((shape[0], prod(shape[1:split]), prod(shape[split:])), neighbours, split)
+    return None
+
+
+def _row_split(shape: Sequence[int]) -> int:
+    """Where to cut so that rows are long enough to be summed fast."""
+    split = len(shape)
+    while split > 1 and prod(shape[split:]) < _ROW:
+        split -= 1
+    return split
+
+
+def _parts(operand: Tensor, shape: Sequence[int], split: int) -> list[tuple[Sequence[int], Sequence[int]]]:
+    own = (1,) * (len(shape) - operand.ndim) + tuple(operand.shape)
+    return [(own[:1], shape[:1]), (own[1:split], shape[1:split]), (own[split:], shape[split:])]
+
+
+def _fits(operand: Tensor, shape: Sequence[int], split: int) -> bool:
+    return all(prod(own) == 1 or tuple(own) == tuple(full) for own, full in _parts(operand, shape, split))
+
+
+def _folded(operand: Tensor, shape: Sequence[int], split: int) -> Tensor:
+    return operand.reshape([prod(own) for own, _ in _parts(operand, shape, split)])
+
+
+def _pieces(shape: tuple[int, int, int]) -> Iterator[tuple[slice, slice]]:
+    """Slices of the first two dimensions, each of about a piece's size."""
+    segments, middle, inner = shape
+    rows = max(1, _PIECE // max(inner, 1))
+    if rows < middle:
+        for s in range(segments):
+            for start in range(0, middle, rows):
+                yield slice(s, s + 1), slice(start, start + rows)
+        return
+    many = max(1, rows // max(middle, 1))
+    for s in range(0, segments, many):
+        yield slice(s, s + many), slice(None)
+
+
+def balanced(step: Elementwise, R: Tensor, axis: Axis | None, batch: int, joint: bool) -> tuple[Tensor, ...] | None:
+    """The step with k⁺ and k⁻ (one for both where ``joint``), or None where the samples do not lie one after the other."""
+    operands = step.operands()
+    found = layout(R, operands, axis, batch, step.rows)
+    if found is None:
+        return None
+    work = _on_cpu if R.device.type == "cpu" else _at_once
+    folded = [_folded(o, R.shape, found.split) for o in operands]
+    results = work(step, R.reshape(found.shape), folded, found, batch, joint)
+    return step.finish(tuple(r.reshape(R.shape) for r in results))
+
+
+def _on_cpu(
+    step: Elementwise, R: Tensor, operands: list[Tensor], how: Layout, batch: int, joint: bool
+) -> tuple[Tensor, ...]:
+    pieces = list(_pieces(how.shape))
+    sums = torch.zeros(2 if joint else 4, how.shape[0], dtype=torch.float64)
+    results: list[Tensor] = []
+    for rows in pieces:
+        part = R[rows]
+        outs, handed = step.local(part, *(_cut(o, rows) for o in operands))
+        if not results:
+            results = [torch.empty(R.shape, dtype=out.dtype) for out in outs]
+        for result, out in zip(results, outs, strict=True):
+            result[rows] = out
+        _add_sums(sums[:, rows[0]], part, handed, joint)
+    factors = _factors(sums, how, batch, joint, R.dtype)
+    for rows in pieces:
+        _scale([result[rows] for result in results[: step.scaled]], [f[rows[0]] for f in factors])
+    return tuple(results)
+
+
+def _at_once(
+    step: Elementwise, R: Tensor, operands: list[Tensor], how: Layout, batch: int, joint: bool
+) -> tuple[Tensor, ...]:
+    outs, handed = step.local(R, *operands)
+    sums = torch.zeros(2 if joint else 4, how.shape[0], dtype=torch.float64, device=R.device)
+    _add_sums(sums, R, handed, joint)
+    results = [out.clone() if out is R else out for out in outs]
+    _scale(results[: step.scaled], _factors(sums, how, batch, joint, R.dtype))
+    return tuple(results)
+
+
+def _cut(operand: Tensor, rows: tuple[slice, slice]) -> Tensor:
+    first, second = (s if size > 1 else slice(None) for s, size in zip(rows, operand.shape, strict=False))
+    return operand[first, second]
+
+
+def _add_sums(sums: Tensor, R: Tensor, handed: Tensor, joint: bool) -> None:
+    """Σ|R| and Σ|cR|, or ΣR⁺, ΣcR⁺, ΣR⁻, ΣcR⁻, added for each segment."""
+    if joint:
+        found = [R.abs(), handed.abs()]
+    else:
+        found = [R.clamp(min=0), handed.clamp(min=0), R.clamp(max=0), handed.clamp(max=0)]
+    for k, values in enumerate(found):
+        # Rows first, then their sums in double: exact enough, and the same for any number of threads.
+        sums[k] += values.sum(2).sum(1, dtype=torch.float64)
+
+
+def _factors(sums: Tensor, how: Layout, batch: int, joint: bool, dtype: torch.dtype) -> list[Tensor]:
+    """The factors of each segment, (segments, 1, 1): k for all, or k⁻ for all and k⁺ − k⁻ for what is positive.
+
+    A factor common to both signs may be rounded, but rounding their ratio would shift a sample's relevance one way, layer by
+    layer, and a contrastive start lives on the difference of two masses. So k⁻ is rounded first and the difference made to
+    keep the ratio.
+    """
+    of_sample = sums.reshape(len(sums), -1, batch, how.neighbours).sum((1, 3))
+    given, handed = of_sample[0::2], of_sample[1::2]
+    lost = handed.abs() <= torch.finfo(torch.float64).tiny
+    k = torch.where(lost, 0.0, given / handed.masked_fill(lost, 1.0))
+    if joint:
+        factors = [k[0]]
+    else:
+        up, down = k[0], torch.where(k[1] == 0, k[0], k[1])
+        short = down.to(dtype).double()
+        factors = [short, torch.where(down == 0, up, up * (short / down.masked_fill(down == 0, 1.0)) - short)]
+    outer = how.shape[0] // (batch * how.neighbours)
+    return [f.to(dtype).reshape(1, -1, 1).expand(outer, -1, how.neighbours).reshape(-1, 1, 1) for f in factors]
+
+
+def _scale(results: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
+    for r in results:
+        above = r.clamp(min=0) if len(factors) > 1 else None
+        r.mul_(factors[0])
+        if above is not None:
+            r.addcmul_(above, factors[1])
+
+
+__all__: list[Any] = ["Elementwise", "balanced"]
