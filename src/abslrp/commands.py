@@ -49,7 +49,10 @@ def evaluate(
         bool | None, typer.Option("--random-weights", help="Do not load the model's pretrained weights.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option("--data", help="A folder (ImageNet, VOC, any images), hf:FOLDER, samples, or a .tsv or .csv of sentences.")
+        str | None,
+        typer.Option(
+            "--data", help="A folder (ImageNet, VOC, any images), hf:FOLDER, samples, or a .tsv or .csv of sentences."
+        ),
     ] = None,
     labels: Annotated[str | None, typer.Option("--labels", help="A file of labels for a flat folder.")] = None,
     split: Annotated[str | None, typer.Option("--split", help="The part of the data; else val.")] = None,

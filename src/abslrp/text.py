@@ -227,7 +227,9 @@ def _class_scores(model: Any, x: Tensor, mask: Tensor) -> Tensor:
     try:
         found = model(inputs_embeds=x, attention_mask=mask)
     except (TypeError, NotImplementedError) as error:
-        raise AbslrpError(f"{type(model).__name__} does not take embeddings ({error}): pass another classifier.") from error
+        raise AbslrpError(
+            f"{type(model).__name__} does not take embeddings ({error}): pass another classifier."
+        ) from error
     scores = getattr(found, "logits", None)
     if not isinstance(scores, Tensor) or scores.ndim != 2 or len(scores) != len(x):
         raise AbslrpError(

@@ -22,9 +22,20 @@ PAGE, PICTURE, SCORES = "words.html", "words.png", "scores.csv"
 _MOST_DRAWN = 40
 _METRICS = ("text-abpc", "text-aopc", "text-consistency")
 _TITLES = {"text-abpc": "ABPC", "text-aopc": "AOPC", "text-consistency": "LC"}
-_FOR_IMAGES = (
-    "weights num_classes random_weights labels split preset architecture engine address workers gpus optional".split()
-)
+_FOR_IMAGES = [
+    "weights",
+    "num_classes",
+    "random_weights",
+    "labels",
+    "split",
+    "preset",
+    "architecture",
+    "engine",
+    "address",
+    "workers",
+    "gpus",
+    "optional",
+]
 
 
 def explain_text(
@@ -80,7 +91,9 @@ def _gathered(texts: Sequence[str] | None, file: Path | None) -> list[str]:
 
     given = [*(texts or []), *(read_sentences(file).texts if file is not None else ())]
     if not given:
-        raise AbslrpError('no text was given: write it in quotes, abslrp explain-text "a charming film", or name a --file.')
+        raise AbslrpError(
+            'no text was given: write it in quotes, abslrp explain-text "a charming film", or name a --file.'
+        )
     for text in given:
         if not text.strip():
             raise AbslrpError("a text is empty: give at least one word.")
@@ -245,7 +258,9 @@ def _accuracy(classifier: TextClassifier, sentences: Sentences) -> list[str]:
         coded = encode(classifier.tokenizer, classifier.model, list(sentences.texts))
     predicted = class_probabilities(classifier.model, [one.ids for one in coded]).argmax(1).tolist()
     right = sum(a == b for a, b in zip(predicted, labels, strict=True))
-    return [f"The model's class is the file's label for {right} of {len(labels)} sentences; its own class is explained."]
+    return [
+        f"The model's class is the file's label for {right} of {len(labels)} sentences; its own class is explained."
+    ]
 
 
 def compared(found: Scores, title: str, notes: Sequence[str] = ()) -> Comparison:

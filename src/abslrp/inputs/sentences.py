@@ -208,7 +208,27 @@ def _unread(label: str, what: str, error: Exception, local: bool) -> str:
     return f"{label} is no folder here, and its {what} could not be fetched ({reason}): name a folder, or connect to the network."
 
 
-_WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a good bad movie ##s ##ly real very plot was the , . !".split()
+_WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "a",
+    "good",
+    "bad",
+    "movie",
+    "##s",
+    "##ly",
+    "real",
+    "very",
+    "plot",
+    "was",
+    "the",
+    ",",
+    ".",
+    "!",
+]
 
 
 def tiny_classifier() -> tuple[Any, Any]:

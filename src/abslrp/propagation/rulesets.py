@@ -104,7 +104,8 @@ RULESETS: dict[str, Ruleset] = {
     ),
     "lrp-epsilon": Ruleset(_epsilon, {**_PROPAGATED, "attention": "values", "eps": 1e-6, "relative": False}),
     "lrp-text": Ruleset(
-        _epsilon, {**_PROPAGATED, "conserve": "joint", "start": "logit", "attention": "values", "eps": 1e-2, "relative": False}
+        _epsilon,
+        {**_PROPAGATED, "conserve": "joint", "start": "logit", "attention": "values", "eps": 1e-2, "relative": False},
     ),
     "lrp-gamma": Ruleset(_gamma, {**_PROPAGATED, "attention": "values", "eps": 1e-6, "gamma": 0.25}),
     "lrp-alpha1beta0": Ruleset(_ALPHA1, _PROPAGATED),
