@@ -77,7 +77,7 @@ def explain_text(
         )
     lines = [words.Line(one, _caption(one, names)) for one in found]
     _show(lines)
-    written = _write(lines, f"{classifier.name}, {how}", out)
+    written = _write(lines, f"{_short(classifier.name)}, {how}", out)
     console = Console()
     for path in written:
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)
@@ -169,8 +169,9 @@ def evaluate_sentences(values: Mapping[str, Any], out: Path, device: str = "cpu"
     for one in methods:
         check_method(one.name)
     metrics, options = read_text_metrics(values.get("metrics") or ",".join(_METRICS))
-    sentences = _drawn(read_sentences(values["data"]), values.get("images"), int(values.get("seed") or 0))
+    numbers, sentences = _drawn(read_sentences(values["data"]), values.get("images"), int(values.get("seed") or 0))
     classifier = _loaded(values.get("model"), device)
+    notes = _accuracy(classifier, sentences)
     with _said():
         found = evaluate_text(
             classifier.model,
@@ -178,12 +179,13 @@ def evaluate_sentences(values: Mapping[str, Any], out: Path, device: str = "cpu"
             list(sentences.texts),
             {one.label: (one.name, one.settings()) for one in methods},
             metrics,
+            ids=[str(number) for number in numbers],
             batch_size=_size(batch),
             progress=sys.stderr.isatty(),
             **options,
         )
     title = f"{_short(classifier.name)} on {_short(str(values['data']))}, {len(sentences)} sentences"
-    comparison = compared(found, title, _accuracy(classifier, sentences))
+    comparison = compared(found, title, notes)
     written = write_tables(comparison, out)
     written.append(write_whole(out / SCORES, lambda file: file.write(scores_text(found).encode("utf-8"))))
     print_comparison(comparison)
@@ -225,17 +227,16 @@ def read_text_metrics(given: str | Sequence[str]) -> tuple[list[str], dict[str, 
     return names, options
 
 
-def _drawn(sentences: Sentences, count: int | None, seed: int) -> Sentences:
-    """So many of the sentences, in their order, drawn from the seed."""
+def _drawn(sentences: Sentences, count: int | None, seed: int) -> tuple[list[int], Sentences]:
+    """So many of the sentences, in their order, drawn from the seed, and their numbers."""
     import random
 
     from abslrp.inputs.sentences import Sentences
 
-    if count is None or count >= len(sentences):
-        return sentences
-    kept = sorted(random.Random(seed).sample(range(len(sentences)), count))
+    every = range(len(sentences))
+    kept = list(every) if count is None or count >= len(sentences) else sorted(random.Random(seed).sample(every, count))
     labels = None if sentences.labels is None else tuple(sentences.labels[k] for k in kept)
-    return Sentences(tuple(sentences.texts[k] for k in kept), labels)
+    return kept, Sentences(tuple(sentences.texts[k] for k in kept), labels)
 
 
 def _size(batch: Any) -> int:
@@ -283,7 +284,7 @@ def compared(found: Scores, title: str, notes: Sequence[str] = ()) -> Comparison
 
 
 def scores_text(found: Scores) -> str:
-    """Every score as CSV: a line for each sentence, method, metric and part; sentences by their number in the file.
+    """Every score as CSV: a line for each sentence, method, metric and part; sentences by their number in the file, from 0.
 
     >>> import torch
     >>> from abslrp.types import Score, Scores
