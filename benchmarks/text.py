@@ -51,24 +51,20 @@ def variants() -> dict[str, Asked]:
         label = ", ".join([method, *(f"{key} {value}" for key, value in options.items())])
         found[label] = (method, options)
 
-    for conserve in ("none", "joint", "sign"):
-        for eps in (1e-6, 1e-3, 1e-2, 3e-2, 1e-1):
-            add("lrp-epsilon", conserve=conserve, eps=eps)
-    for conserve, eps in (("none", 1e-2), ("joint", 1e-2)):
-        add("lrp-epsilon", conserve=conserve, eps=eps, relative=True)
-        add("lrp-epsilon", conserve=conserve, eps=eps, attention="all")
-    for start in ("contrastive", "two-pass", "logit"):
-        add("lrp-epsilon", conserve="joint", eps=1e-2, start=start)
-    for gamma in (0.05, 0.25):
-        for conserve in ("none", "joint"):
-            add("lrp-gamma", conserve=conserve, eps=1e-2, gamma=gamma)
     for attention in ("values", "all"):
-        add("attnlrp", attention=attention)
-        add("attnlrp", attention=attention, eps=1e-2)
+        for conserve in ("none", "joint"):
+            for eps in (1e-6, 3e-3, 1e-2, 2e-2, 4e-2):
+                add("lrp-epsilon", attention=attention, conserve=conserve, eps=eps)
+    add("lrp-epsilon", attention="all", conserve="sign", eps=1e-2)
+    for start in ("logit", "contrastive", "two-pass"):
+        add("lrp-epsilon", attention="all", conserve="joint", eps=1e-2, start=start)
+    for gamma in (0.02, 0.1):
+        add("lrp-gamma", attention="all", conserve="joint", eps=1e-2, gamma=gamma)
+    add("attnlrp", attention="all", eps=1e-2)
     for start in ("contrastive", "two-pass", "target"):
         add("abslrp", start=start, attention="values")
     for start in ("contrastive", "two-pass"):
-        add("abslrp-agree", start=start, attention="values", conserve="sign")
+        add("abslrp-agree", start=start, conserve="sign", attention="values")
     return found
 
 

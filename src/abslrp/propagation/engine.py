@@ -23,7 +23,7 @@ from abslrp.propagation.frames import module_path, root_inputs
 from abslrp.propagation.functions import Keeper, Planned, Relevance
 from abslrp.propagation.kinds import Kind
 from abslrp.propagation.operations import CONSTANT, OPERATIONS, STOPPED
-from abslrp.propagation.rules import Call, Steps
+from abslrp.propagation.rules import PASSING, PROPORTIONAL, Call, Steps, gate_active, scale_identity
 from abslrp.propagation.rulesets import Rule
 from abslrp.propagation.starts import passes
 from abslrp.types import AbslrpError
@@ -34,12 +34,26 @@ class UnsupportedOperation(AbslrpError):
 
 
 class State:
-    """What the engine knows of a tensor: where its batch lies, whether it is ≥ 0, whether it is an attention matrix."""
+    """What the engine knows of a tensor: where its batch lies, whether it is ≥ 0, whether it is an attention matrix.
 
-    __slots__ = ("attention", "axis", "nonnegative", "version")
+    ``loose`` tells that elements that are 0 may get relevance; ``sources`` are tensors whose elements these are.
+    """
 
-    def __init__(self, axis: Axis | None, nonnegative: bool, attention: bool, version: int) -> None:
+    __slots__ = ("attention", "axis", "loose", "nonnegative", "sources", "version")
+
+    def __init__(
+        self, axis: Axis | None, nonnegative: bool, attention: bool, version: int, sources: Iterable[State] = ()
+    ) -> None:
         self.axis, self.nonnegative, self.attention, self.version = axis, nonnegative, attention, version
+        self.loose, self.sources = False, tuple(sources)
+
+    def loosen(self) -> None:
+        waiting = [self]
+        while waiting:
+            state = waiting.pop()
+            if not state.loose:
+                state.loose = True
+                waiting.extend(state.sources)
 
 
 class Run:
@@ -83,6 +97,8 @@ class Propagation(TorchFunctionMode):
         self._started = False
         self._depth = 0
         self._lost_at = ""
+        self._late: dict[str, Any] | None = None
+        self.unlinked = False
         self.batch = 0
         self.last_pass = False
 
@@ -149,7 +165,7 @@ class Propagation(TorchFunctionMode):
                 t.requires_grad_()
             if not outputs.requires_grad or not x.requires_grad:
                 raise AbslrpError(self._unreached("the outputs do not depend on x under the engine"))
-            self._state(outputs)
+            self._state(outputs).loosen()
             if self._head is not self._rules:
                 _mark_head(outputs)
             (r,) = torch.autograd.grad(
@@ -235,14 +251,19 @@ class Propagation(TorchFunctionMode):
             result = self._without_rule(func, args, kwargs, alive)
             if base is not func:
                 return result
+        late, self._late = self._late, None
         if written is None:
+            if late is not None:
+                late["late"] = self._keeper.keep([result])
             return result
         self._keeper.about_to_write(written)
         if not written.numel():
             written.resize_(result.shape)
         written.copy_(result)
         state = self._state(result) if self.live(result) else State(None, False, False, 0)
-        self._mark(written, state.axis, state.nonnegative, state.attention)
+        self._mark(written, state.axis, state.nonnegative, state.attention, (state,))
+        if late is not None:
+            late["late"] = self._keeper.keep([written])
         self._mark_base(written)
         return written
 
@@ -277,10 +298,20 @@ class Propagation(TorchFunctionMode):
             raise UnsupportedOperation(
                 f"{_name(base)}{_where()} got complex numbers, for which there is no rule: write it with torch.view_as_real."
             )
+        rule = self._rules.get(planned.kind.kind)
+        rule = getattr(rule, "func", rule)
+        passing = rule in PASSING
+        if not passing and rule not in PROPORTIONAL:
+            for state in states:
+                state.loosen()
+        silent = rule is gate_active and getattr(planned.kind, "silent", False)
         meta: dict[str, Any] = {
             "nonnegative": [self.nonnegative(x) for x in planned.inputs],
             "inputs": tuple(s.axis for s in states),
             "head": False,
+            "keeps": "nothing" if silent else planned.kind.keeps,
+            "passing": silent or rule is scale_identity,
+            "late": None,
         }
         if ruled and self._meter is not None:
             meta["record"] = self._meter.layer(module_path(), _name(base), planned.kind.kind)
@@ -299,7 +330,10 @@ class Propagation(TorchFunctionMode):
                 if ruled and self._by_sample:
                     meta["lost"] = self._lost_at
         meta["output"] = axis
-        self._mark(output, axis, planned.nonnegative, planned.attention)
+        self._mark(output, axis, planned.nonnegative, planned.attention, states if passing else ())
+        meta["state"] = output._abslrp  # type: ignore[attr-defined]
+        if silent:
+            self._late = meta
         return output
 
     def _without_rule(self, func: Any, args: Any, kwargs: Any, alive: list[Tensor]) -> Any:
@@ -323,6 +357,8 @@ class Propagation(TorchFunctionMode):
             )
         if self._meter is not None:
             self._meter.coverage.by_gradient[_name(func)] += 1
+        for tensor in alive:
+            self._state(tensor).loosen()
         self._follow(func, args, kwargs, alive, outputs)
         return result
 
@@ -354,17 +390,20 @@ class Propagation(TorchFunctionMode):
         sign = func in structural.SIGN_KEEPING and all(
             self.nonnegative(t) for t in _tensors((args, kwargs)) if t.is_floating_point()
         )
-        attention = any(self._state(t).attention for t in alive)
+        states = [self._state(t) for t in alive]
+        attention = any(state.attention for state in states)
         for output, axis in zip(outputs, axes, strict=True):
-            self._mark(output, axis, sign, attention)
+            self._mark(output, axis, sign, attention, states)
             if func in WRITING:
                 self._mark_base(output)
 
     # ------------------------------------------------------------ what is known of tensors
 
     @staticmethod
-    def _mark(tensor: Tensor, axis: Axis | None, nonnegative: bool, attention: bool) -> None:
-        tensor._abslrp = State(axis, nonnegative, attention, tensor._version)  # type: ignore[attr-defined]
+    def _mark(
+        tensor: Tensor, axis: Axis | None, nonnegative: bool, attention: bool, sources: Iterable[State] = ()
+    ) -> None:
+        tensor._abslrp = State(axis, nonnegative, attention, tensor._version, sources)  # type: ignore[attr-defined]
 
     def _mark_base(self, written: Tensor) -> None:
         """A tensor of which a part was written over carries relevance from now on."""
@@ -372,13 +411,15 @@ class Propagation(TorchFunctionMode):
         if base is None or not base.requires_grad or isinstance(getattr(base, "_abslrp", None), State):
             return
         axis = self._state(written).axis if self.batch > 1 else None
-        self._mark(base, structural.base_axis(written, axis, self.batch) if axis else None, False, False)
+        place = structural.base_axis(written, axis, self.batch) if axis else None
+        self._mark(base, place, False, False, (self._state(written),))
 
     def _state(self, tensor: Tensor, func: Any = None) -> State:
         state = getattr(tensor, "_abslrp", None)
         if isinstance(state, State):
             return state
         made_by = type(tensor.grad_fn).__name__
+        self.unlinked = self.unlinked or tensor.grad_fn is not None
         if made_by in ("CopySlices", "AsStridedBackward0"):  # another view of a tensor that was written over
             return State(None, False, False, -1)
         # a leaf is an input; a module's backward hooks wrap tensors in an identity

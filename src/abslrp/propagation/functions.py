@@ -41,6 +41,7 @@ class Host(Protocol):
     conserve: Conserve
     last_pass: bool
     measuring: bool
+    unlinked: bool
 
     def rule(self, kind: Kind, call: Call, head: bool) -> Steps: ...
     def measured(self, record: int, R: Tensor, change: Tensor) -> None: ...
@@ -101,7 +102,9 @@ class Relevance(torch.autograd.Function):
         # The engine holds attention matrices, which hold this graph: a strong reference back would keep all of it for ever,
         # because Python's garbage collector does not see through autograd's nodes.
         ctx.host, ctx.kind, ctx.meta = weakref.proxy(host), planned.kind, meta
-        ctx.kept = keeper.keep((*inputs, output))
+        meta["shape"], keeps = output.shape, meta["keeps"]
+        shown = [x if keeps != "nothing" else _outline(x) for x in inputs]
+        ctx.kept = keeper.keep([*shown, output] if keeps == "all" else shown)
         return output
 
     @staticmethod
@@ -111,9 +114,18 @@ class Relevance(torch.autograd.Function):
             raise BatchLost(
                 f"{meta['lost']} mixes or moves the batch in a way that cannot be followed: pass one sample at a time."
             )
-        *inputs, output = (_wide(t) for t in ctx.kept.tensors)
         maps: tuple[Tensor, ...] = (_wide(R),)
-        steps = host.rule(ctx.kind, Call(inputs, meta["nonnegative"], output, meta["output"], host.batch), meta["head"])
+        if meta["passing"] and not meta["state"].loose and not host.unlinked:
+            if host.measuring:
+                host.measured(meta["record"], R, torch.zeros((), device=R.device))
+            return (None, None, None, None, maps[0].sum_to_size(ctx.kept.tensors[0].shape))
+        kept = [_wide(t) for t in ctx.kept.tensors]
+        count = len(meta["inputs"])
+        inputs, output = kept[:count], kept[count] if len(kept) > count else None
+        if meta["late"] is not None:  # of a silent gate the output tells as much as the input
+            inputs = [_wide(t) for t in meta["late"].tensors]
+        call = Call(inputs, meta["nonnegative"], output, meta["output"], host.batch, meta["shape"], ctx.kind)
+        steps = host.rule(ctx.kind, call, meta["head"])
         change = torch.zeros((), device=R.device)
         for number, step in enumerate(steps):
             axes = meta["inputs"] if number == len(steps) - 1 else (meta["output"],)
@@ -139,6 +151,11 @@ def _metered(step: Transport, handed: list[Tensor]) -> Transport:
         return step.pull(R)
 
     return Transport(pull, step.columns)
+
+
+def _outline(x: Tensor) -> Tensor:
+    """A tensor of the same shape without memory."""
+    return torch.empty((), dtype=x.dtype, device="meta").expand(x.shape)
 
 
 def _wide(tensor: Tensor) -> Tensor:

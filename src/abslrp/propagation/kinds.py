@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+
+
+Keeps = Literal["all", "inputs", "nothing"]
+"""What a rule needs to see again: inputs and output, only the inputs, from which the output is known, or neither."""
 
 
 def vector_jacobian(function: Callable[[Tensor], Tensor], x: Tensor, g: Tensor) -> Tensor:
@@ -35,6 +39,8 @@ class LinearMap:
     weight: Tensor | None = None
     fresh: bool = False
     """The adjoint's result is memory of its own, which may be written to."""
+    rows: bool = False
+    """The rows of the weight are the elements of the output's last dimension."""
 
     @property
     def nonnegative(self) -> bool:
@@ -51,16 +57,42 @@ class LinearMap:
         return self.transpose(g, x, self._weight(x))
 
     def positive(self) -> LinearMap:
-        return self if self.weight is None else self._with(self.weight.clamp(min=0))
+        return self if self.weight is None else self._part(lambda w: w.clamp(min=0))
 
     def negative(self) -> LinearMap | None:
-        return None if self.weight is None else self._with(self.weight.clamp(max=0))
+        return None if self.weight is None else self._part(lambda w: w.clamp(max=0))
 
     def absolute(self) -> LinearMap:
-        return self if self.weight is None else self._with(self.weight.abs())
+        return self if self.weight is None else self._part(torch.abs)
 
     def _with(self, weight: Tensor) -> LinearMap:
-        return LinearMap(self.function, self.transpose, weight, self.fresh)
+        return LinearMap(self.function, self.transpose, weight, self.fresh, self.rows)
+
+    def _part(self, part: Callable[[Tensor], Tensor]) -> LinearMap:
+        assert self.weight is not None
+        if self.rows and self.weight.numel() > _LARGE[self.weight.device.type == "cpu"]:
+            return _streamed(self, self.weight, part)
+        return self._with(part(self.weight))
+
+
+_LARGE = {True: 1 << 22, False: 1 << 26}
+
+
+def _streamed(whole: LinearMap, weight: Tensor, part: Callable[[Tensor], Tensor]) -> LinearMap:
+    """A part of a large weight, made some rows at a time and never held as a whole."""
+    size = max(1, _LARGE[weight.device.type == "cpu"] // max(weight[0].numel(), 1))
+    starts = range(0, len(weight), size)
+
+    def apply(x: Tensor, w: Tensor) -> Tensor:
+        return torch.cat([whole.function(x, part(w[i : i + size])) for i in starts], -1)
+
+    def transpose(g: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        r = whole.transpose(g[..., :size], x, part(w[:size]))
+        for i in starts[1:]:
+            r += whole.transpose(g[..., i : i + size], x, part(w[i : i + size]))
+        return r
+
+    return LinearMap(apply, transpose, weight, True)
 
 
 @dataclass(frozen=True)
@@ -75,6 +107,7 @@ class Linear:
     bias: Tensor | None = None
     kind: str = "affine"
     alike: bool = True
+    keeps: ClassVar[Keeps] = "all"
 
 
 @dataclass(frozen=True)
@@ -86,6 +119,14 @@ class Sum:
     """No constants, so that h is known from the inputs."""
     kind: str = "sum"
 
+    @property
+    def keeps(self) -> Keeps:
+        return "inputs" if self.complete else "all"
+
+    def value(self, inputs: Sequence[Tensor]) -> Tensor:
+        a, b = (x if c == 1 else x * c for x, c in zip(inputs, self.coefficients, strict=True))
+        return a + b
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -93,6 +134,7 @@ class Scale:
 
     constant: Tensor | float
     kind: str = "scale"
+    keeps: ClassVar[Keeps] = "nothing"
 
 
 @dataclass(frozen=True)
@@ -102,6 +144,7 @@ class Smooth:
     function: Callable[[Tensor], Tensor]
     derivative: Callable[[Tensor], Tensor] | None = None
     kind: str = "activation"
+    keeps: ClassVar[Keeps] = "all"
 
     def slope(self, x: Tensor) -> Tensor:
         if self.derivative is not None:
@@ -111,11 +154,16 @@ class Smooth:
 
 @dataclass(frozen=True)
 class Gate:
-    """h = x where the unit is active and something fixed or damped elsewhere: the ReLU family, clamping."""
+    """h = x where the unit is active and something fixed or damped elsewhere: the ReLU family, clamping.
+
+    ``silent`` tells that a unit that is not active gives 0; then ``active`` says the same of the output as of the input.
+    """
 
     active: Callable[[Tensor], Tensor]
     function: Callable[[Tensor], Tensor]
+    silent: bool = False
     kind: str = "gate"
+    keeps: ClassVar[Keeps] = "all"
 
 
 @dataclass(frozen=True)
@@ -124,6 +172,7 @@ class Softmax:
 
     dim: int
     kind: str = "softmax"
+    keeps: ClassVar[Keeps] = "all"
 
 
 @dataclass(frozen=True)
@@ -131,6 +180,7 @@ class Shift:
     """h = x − c with the same c for all classes of a sample, as log_softmax's logarithm of the sum."""
 
     kind: str = "shift"
+    keeps: ClassVar[Keeps] = "nothing"
 
 
 @dataclass(frozen=True)
@@ -145,6 +195,14 @@ class Norm:
     bias: Tensor | None = None
     running: bool = False
     kind: str = "norm"
+    keeps: ClassVar[Keeps] = "inputs"
+
+    def value(self, inputs: Sequence[Tensor]) -> Tensor:
+        (x,) = inputs
+        mean, std = self.statistics(x)
+        h = (x if mean is None else x - mean) / std
+        h = h if self.weight is None else h * self.weight.to(x.dtype)
+        return h if self.bias is None else h + self.bias.to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -153,6 +211,7 @@ class Maximum:
 
     winners: Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
     kind: str = "maximum"
+    keeps: ClassVar[Keeps] = "all"
 
 
 Kind = Linear | Sum | Scale | Smooth | Gate | Softmax | Shift | Norm | Maximum

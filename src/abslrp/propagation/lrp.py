@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from abslrp.propagation import rules
 from abslrp.propagation.axes import Axis
 from abslrp.propagation.kinds import Gate, Linear, LinearMap, Maximum, Norm, Smooth, Softmax, Sum, vector_jacobian
 from abslrp.propagation.rules import (
@@ -221,14 +222,12 @@ def norm_attnlrp(op: Norm, call: Call, eps: float) -> Steps:
 def gate_guided(op: Gate, call: Call, eps: float = 0.0) -> Steps:
     """The gradient of the rectifier, of positive R only (Springenberg et al. 2014)."""
     x = call.inputs[0]
-    return [
-        Transport(lambda R: (vector_jacobian(op.function, x, R.clamp(min=0)),), lambda: torch.ones_like(call.output))
-    ]
+    return [Transport(lambda R: (vector_jacobian(op.function, x, R.clamp(min=0)),), lambda: torch.ones(()))]
 
 
 def gate_deconvolution(op: Gate, call: Call, eps: float = 0.0) -> Steps:
     """The rectifier on R itself, whatever the input was (Zeiler and Fergus 2014)."""
-    return [Transport(lambda R: (R.clamp(min=0),), lambda: torch.ones_like(call.output))]
+    return [Transport(lambda R: (R.clamp(min=0),), lambda: torch.ones(()))]
 
 
 # ---------------------------------------------------------------- DeepLIFT, rescale rule (Shrikumar et al. 2017)
@@ -264,7 +263,7 @@ def rescale(op: Gate | Smooth | Softmax, call: Call, eps: float = 1e-10) -> Step
 def rescale_maximum(op: Maximum, call: Call, eps: float = 1e-10) -> Steps:
     """Of a maximum: what input and baseline add above each other goes to their own winners, over Δx."""
     if len(call.inputs) > 1:
-        return [Transport(lambda R: op.winners(R, call.inputs), lambda: torch.ones_like(call.output))]
+        return [Transport(lambda R: op.winners(R, call.inputs), lambda: torch.ones(()))]
     x, h = call.inputs[0], call.output
     (a, b), (p, q) = (_halves(t, call.axis, call.batch) for t in (x, h))
     top = torch.maximum(p, q)
@@ -276,4 +275,21 @@ def rescale_maximum(op: Maximum, call: Call, eps: float = 1e-10) -> Steps:
         own, _ = _halves(op.winners(R, call.inputs)[0], call.axis, call.batch)
         return (_both(torch.where(near, own, (first + second) / (a - b).masked_fill(near, 1)), x, call.axis),)
 
-    return [Transport(pull, lambda: torch.ones_like(h))]
+    return [Transport(pull, lambda: torch.ones(()))]
+
+
+rules.PROPORTIONAL.update(
+    (
+        linear_epsilon,
+        sum_epsilon,
+        norm_epsilon,
+        linear_alphabeta,
+        sum_alphabeta,
+        norm_alphabeta,
+        linear_gamma,
+        linear_rap,
+        sum_rap,
+        norm_rap,
+        softmax_attnlrp,
+    )
+)

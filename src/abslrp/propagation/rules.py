@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,19 +37,32 @@ class Transport:
     even: bool = False
 
 
-@dataclass(frozen=True)
 class Call:
     """What a rule is told: the inputs that take relevance, which of them are known to be ≥ 0, the output and where its
-    batch lies."""
+    batch lies. Where the output was not kept it is made again from the inputs."""
 
-    inputs: Sequence[Tensor]
-    nonnegative: Sequence[bool]
-    output: Tensor
-    axis: Axis | None = None
-    batch: int = 1
+    def __init__(
+        self,
+        inputs: Sequence[Tensor],
+        nonnegative: Sequence[bool],
+        output: Tensor | None,
+        axis: Axis | None,
+        batch: int,
+        shape: Sequence[int],
+        kind: Any,
+    ) -> None:
+        self.inputs, self.nonnegative, self.axis, self.batch, self.shape = inputs, nonnegative, axis, batch, shape
+        self._output, self._kind = output, kind
+
+    @property
+    def output(self) -> Tensor:
+        if self._output is None:
+            self._output = self._kind.value(self.inputs)
+        return self._output
 
 
 Steps = list[Transport]
+Rule = Callable[..., Steps]
 
 
 def cleaned(total: Tensor, size: Tensor) -> Tensor:
@@ -100,16 +114,19 @@ def signs(h: Tensor) -> Tensor:
 def linear_positive(op: Linear, call: Call, eps: float) -> Steps:
     """r_i = Σ_j (x_i w_ij)⁺ / (|h_j| + ε) · R_j  =  x⁺ · (W⁺ᵀ s) + x⁻ · (W⁻ᵀ s)  (Vukadin et al. 2024)."""
     maps = op.maps(call.inputs)
+    x, known = call.inputs[0], call.nonnegative[0]
+    if len(maps) == 1 and (known or maps[0].nonnegative):
+        above = maps[0].positive()
+        x = x if known else x.clamp(min=0)
+        total = lambda: above.apply(x)  # noqa: E731
+        hand = lambda s: (times(above, above.adjoint(s[0], x), x),)  # noqa: E731
+        return [shared_out(call.output, eps, lambda: (total(),), lambda h, t: t, hand)]
 
-    def hand(shares: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def hand_each(shares: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         (s,) = shares
         return tuple(positive_part(m, x, s, n) for m, x, n in zip(maps, call.inputs, call.nonnegative, strict=True))
 
-    if len(maps) == 1 and (call.nonnegative[0] or maps[0].nonnegative):
-        x = call.inputs[0]
-        total = lambda: maps[0].positive().apply(x if call.nonnegative[0] else x.clamp(min=0))  # noqa: E731
-        return [shared_out(call.output, eps, lambda: (total(),), lambda h, t: t, hand)]
-    return [_halved(op, call, maps, eps, hand, agreeing=False)]
+    return [_halved(op, call, maps, eps, hand_each, agreeing=False)]
 
 
 def shared_out(
@@ -203,7 +220,7 @@ def _sum(op: Sum, call: Call, eps: float, agreeing: bool) -> Steps:
             part = x * c
             return (torch.where(part == h, 1.0, _share(part, h, eps, agreeing)),)
 
-        return [local_factors(call.output.shape, (call.inputs[0], call.output), factor, call.inputs)]
+        return [local_factors(call.shape, (call.inputs[0], call.output), factor, call.inputs)]
     first, second = op.coefficients
 
     def factors(a: Tensor, b: Tensor, *h: Tensor) -> tuple[Tensor, ...]:
@@ -212,7 +229,7 @@ def _sum(op: Sum, call: Call, eps: float, agreeing: bool) -> Steps:
         return tuple(_share(part, total, eps, agreeing) for part in parts)
 
     outputs = () if op.complete else (call.output,)
-    return [local_factors(call.output.shape, (*call.inputs, *outputs), factors, call.inputs)]
+    return [local_factors(call.shape, (*call.inputs, *outputs), factors, call.inputs)]
 
 
 def sum_positive(op: Sum, call: Call, eps: float) -> Steps:
@@ -328,33 +345,33 @@ def norm_agreeing(op: Norm, call: Call, eps: float) -> Steps:
 # ---------------------------------------------------------------- steps that many rulesets share
 
 
-def even(pull: Callable[[Tensor], tuple[Tensor, ...]], output: Tensor) -> Transport:
+def even(pull: Callable[[Tensor], tuple[Tensor, ...]]) -> Transport:
     """A step that hands out all that it gets, everywhere."""
-    return Transport(pull, lambda: torch.ones_like(output), even=True)
+    return Transport(pull, lambda: torch.ones(()), even=True)
 
 
 def identity(op: object, call: Call, eps: float = 0.0) -> Steps:
     """r = R."""
     x = call.inputs[0]
-    return [even(lambda R: (R.sum_to_size(x.shape),), call.output)]
+    return [even(lambda R: (R.sum_to_size(x.shape),))]
 
 
 def scale_identity(op: Scale, call: Call, eps: float = 0.0) -> Steps:
     """r = R where the constant is not 0, for h = x · constant; a constant 0 is a mask and takes the relevance away."""
     if not isinstance(op.constant, Tensor) and op.constant:
         return identity(op, call)
-    kept = torch.as_tensor(op.constant, device=call.output.device) != 0
-    return [diagonal(kept.to(call.output.dtype).expand(call.output.shape), call.inputs[0])]
+    x, kept = call.inputs[0], torch.as_tensor(op.constant) != 0
+    return [diagonal(kept.to(x.dtype).expand(call.shape), x)]
 
 
 def gate_active(op: Gate, call: Call, eps: float = 0.0) -> Steps:
     """r = R where the unit is active, 0 where it is not."""
-    return [local_factors(call.output.shape, (call.inputs[0],), lambda x: (op.active(x).to(x.dtype),), call.inputs)]
+    return [local_factors(call.shape, (call.inputs[0],), lambda x: (op.active(x).to(x.dtype),), call.inputs)]
 
 
 def maximum_winner(op: Maximum, call: Call, eps: float = 0.0) -> Steps:
     """All relevance to the element that is the maximum."""
-    return [even(lambda R: op.winners(R, call.inputs), call.output)]
+    return [even(lambda R: op.winners(R, call.inputs))]
 
 
 def maximum_weighted(op: Maximum, call: Call, eps: float = 0.0) -> Steps:
@@ -366,3 +383,20 @@ def maximum_weighted(op: Maximum, call: Call, eps: float = 0.0) -> Steps:
 def shift_identity(op: Shift, call: Call, eps: float = 0.0) -> Steps:
     """r = R: what is taken from all classes alike is evidence for none."""
     return identity(op, call)
+
+
+# Rules by which an input that is 0 gets no relevance. Where all who use a value follow one of them, units that are silent have
+# no relevance to lose, and a gate need not look.
+PROPORTIONAL: set[Rule] = {
+    linear_positive,
+    linear_agreeing,
+    sum_positive,
+    sum_agreeing,
+    smooth_positive,
+    smooth_agreeing,
+    softmax_listing,
+    norm_positive,
+    norm_agreeing,
+}
+# Rules that give an element's relevance to elements that are 0 only if it is 0 itself.
+PASSING: set[Rule] = {scale_identity, gate_active, maximum_winner, maximum_weighted}

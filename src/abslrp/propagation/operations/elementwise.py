@@ -190,7 +190,7 @@ def _gate(name: str) -> Row:
             bounds = dict(zip(("max",) if name == "clamp_max" else ("min", "max"), args, strict=False)) | kwargs
             return lambda: _between(input, bounds.get("min"), bounds.get("max"))
         return Planned(
-            Gate(active(*args, **kwargs), lambda x: function(x, *args, **kwargs)),
+            Gate(active(*args, **kwargs), lambda x: function(x, *args, **kwargs), _silent(name, *args, **kwargs)),
             (input,),
             run,
             follow_unmoved,
@@ -198,6 +198,14 @@ def _gate(name: str) -> Row:
         )
 
     return build
+
+
+def _silent(name: str, *args: Any, **kwargs: Any) -> bool:
+    """Whether a unit that is not active gives 0."""
+    if name in ("relu", "relu6", "hardshrink"):
+        return True
+    least = kwargs.get("min", kwargs.get("min_val", args[0] if args else None))
+    return name in ("clamp", "clip", "clamp_min", "hardtanh") and isinstance(least, (int, float)) and least == 0
 
 
 def _between(x: Tensor, least: Any, most: Any) -> Tensor:

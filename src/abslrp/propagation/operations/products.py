@@ -25,9 +25,10 @@ class Bilinear:
         left: Callable[[Tensor, Tensor, Tensor], Tensor],
         right: Callable[[Tensor, Tensor, Tensor], Tensor],
         follow: tuple[Callable[..., Axis | None], Callable[..., Axis | None]] = (follow_same, follow_same),
+        rows: bool = False,
     ) -> None:
         self.follow = follow
-        self._left = LinearMap(lambda x, w: function(x, w), lambda g, x, w: left(g, x, w), fresh=True)
+        self._left = LinearMap(lambda x, w: function(x, w), lambda g, x, w: left(g, x, w), fresh=True, rows=rows)
         self._right = LinearMap(lambda x, w: function(w, x), lambda g, x, w: right(g, w, x), fresh=True)
 
     def plan(self, e: Engine, run: Run, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Planned:
@@ -79,6 +80,7 @@ LINEAR = Bilinear(
     lambda g, x, w: (g.reshape(-1, w.shape[0]) @ w).reshape(x.shape),
     lambda g, x, w: g.reshape(-1, w.shape[0]).mT @ x.reshape(-1, w.shape[1]),
     (_linear_rows, lambda axis, _, old, new: None),
+    rows=True,
 )
 MATMUL = Bilinear(
     torch.matmul,

@@ -93,11 +93,38 @@ def _max_pool(name: str) -> Row:
     def build(e: Engine, run: Run, input: Tensor, *args: Any, return_indices: bool = False, **kwargs: Any) -> Any:
         if return_indices or _called(run).endswith("_with_indices"):
             return lambda: (pool(input, *args, **kwargs), _untouched(run)[1])
+        if name == "max_pool2d" and input.ndim == 4:
+            return _max_pool2d(e, input, *args, **kwargs)
         plain = lambda x: pool(x, *args, **kwargs)  # noqa: E731
         kind = Maximum(lambda R, t: (vector_jacobian(plain, t[0], R),))
         return Planned(kind, (input,), run, follow_unmoved, e.nonnegative(input))
 
     return build
+
+
+def _max_pool2d(
+    e: Engine,
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Planned:
+    """Keeps the winners' places, which the pooling finds anyway."""
+    pairs = [[v, v] if isinstance(v, int) else list(v) for v in (kernel_size, stride or kernel_size, padding, dilation)]
+    places: list[Tensor] = []
+
+    def compute() -> Tensor:
+        h, indices = torch.ops.aten.max_pool2d_with_indices(x, *pairs, ceil_mode)
+        places[:] = [indices]
+        return h
+
+    def winners(R: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        back = torch.ops.aten.max_pool2d_with_indices_backward
+        return (back(R.contiguous(), inputs[0], *pairs, ceil_mode, places[0]),)
+
+    return Planned(Maximum(winners), (x,), compute, follow_unmoved, e.nonnegative(x))
 
 
 for _name in (
