@@ -17,24 +17,26 @@ from torch import Tensor
 
 from abslrp.propagation.axes import Axis
 
-_PIECE = 1 << 16  # elements
+_PIECE = 1 << 17  # elements
 _ROW = 32
 
-Local = Callable[..., tuple[tuple[Tensor, ...], Tensor]]
+Local = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
 class Elementwise:
     """What a step does at each element of its output.
 
-    ``local(R, *operands)`` gives the unscaled results, g_i · R, and c · R, where all g_i and c are ≥ 0; operands broadcast
-    against R. ``finish`` makes relevances of the inputs from the scaled results. ``rows`` tells that ``local`` looks at whole
-    rows along the last dimension. ``scaled`` is how many of the results, from the first, are to be scaled: all unless told.
+    ``local(results, R, *operands)`` fills in the unscaled results, g_i · R, and returns c · R, where all g_i and c are ≥ 0;
+    operands broadcast against R. ``finish`` makes relevances of the inputs from the scaled results. ``rows`` tells that
+    ``local`` looks at whole rows along the last dimension. ``results`` is their number, and ``scaled`` how many of them, from
+    the first, are to be scaled: all unless told.
     """
 
     operands: Callable[[], tuple[Tensor, ...]]
     local: Local
     finish: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]
+    results: int = 1
     rows: bool = False
     scaled: int | None = None
 
@@ -112,30 +114,27 @@ def _on_cpu(
     step: Elementwise, R: Tensor, operands: list[Tensor], how: Layout, batch: int, joint: bool
 ) -> tuple[Tensor, ...]:
     pieces = list(_pieces(how.shape))
-    sums = torch.zeros(2 if joint else 4, how.shape[0], dtype=torch.float64)
-    results: list[Tensor] = []
+    sums = R.new_zeros(how.shape[:2] + (2 if joint else 4,)).permute(2, 0, 1)
+    results = [R.new_empty(R.shape) for _ in range(step.results)]
     for rows in pieces:
         part = R[rows]
-        outs, handed = step.local(part, *(_cut(o, rows) for o in operands))
-        if not results:
-            results = [torch.empty(R.shape, dtype=out.dtype) for out in outs]
-        for result, out in zip(results, outs, strict=True):
-            result[rows] = out
-        _add_sums(sums[:, rows[0]], part, handed, joint)
-    factors = _factors(sums, how, batch, joint, R.dtype)
+        handed = step.local([r[rows] for r in results], part, *(_cut(o, rows) for o in operands))
+        _row_sums(sums[(slice(None), *rows)], part, handed, joint)
+    factors = _factors(sums.sum(2, dtype=torch.float64), how, batch, joint, R.dtype)
+    scaled = results[: step.scaled]
     for rows in pieces:
-        _scale([result[rows] for result in results[: step.scaled]], [f[rows[0]] for f in factors])
+        _scale([r[rows] for r in scaled], [f[rows[0]] for f in factors])
     return tuple(results)
 
 
 def _at_once(
     step: Elementwise, R: Tensor, operands: list[Tensor], how: Layout, batch: int, joint: bool
 ) -> tuple[Tensor, ...]:
-    outs, handed = step.local(R, *operands)
-    sums = torch.zeros(2 if joint else 4, how.shape[0], dtype=torch.float64, device=R.device)
-    _add_sums(sums, R, handed, joint)
-    results = [out.clone() if out is R else out for out in outs]
-    _scale(results[: step.scaled], _factors(sums, how, batch, joint, R.dtype))
+    results = [R.new_empty(R.shape) for _ in range(step.results)]
+    handed = step.local(results, R, *operands)
+    sums = R.new_zeros((2 if joint else 4,) + how.shape[:2])
+    _row_sums(sums, R, handed, joint)
+    _scale(results[: step.scaled], _factors(sums.sum(2, dtype=torch.float64), how, batch, joint, R.dtype))
     return tuple(results)
 
 
@@ -144,15 +143,17 @@ def _cut(operand: Tensor, rows: tuple[slice, slice]) -> Tensor:
     return operand[first, second]
 
 
-def _add_sums(sums: Tensor, R: Tensor, handed: Tensor, joint: bool) -> None:
-    """Σ|R| and Σ|cR|, or ΣR⁺, ΣcR⁺, ΣR⁻, ΣcR⁻, added for each segment."""
+def _row_sums(sums: Tensor, R: Tensor, handed: Tensor, joint: bool) -> None:
+    """Σ|R| and Σ|cR|, or ΣR⁺, ΣcR⁺, ΣR⁻, ΣcR⁻, of every row.
+
+    Rows first, then their sums in double: exact enough, and the same for any number of threads.
+    """
     if joint:
         found = [R.abs(), handed.abs()]
     else:
         found = [R.clamp(min=0), handed.clamp(min=0), R.clamp(max=0), handed.clamp(max=0)]
-    for k, values in enumerate(found):
-        # Rows first, then their sums in double: exact enough, and the same for any number of threads.
-        sums[k] += values.sum(2).sum(1, dtype=torch.float64)
+    for place, values in zip(sums, found, strict=True):
+        torch.sum(values, 2, out=place)
 
 
 def _factors(sums: Tensor, how: Layout, batch: int, joint: bool, dtype: torch.dtype) -> list[Tensor]:

@@ -83,13 +83,13 @@ def local_factors(
     operands: tuple[Tensor, ...],
     factors: Callable[..., tuple[Tensor, ...]],
     likes: Sequence[Tensor],
-    rows: bool = False,
 ) -> Transport:
     """An elementwise step r_i = f_i · R with all f_i ≥ 0, functions of operands that broadcast to the output's shape."""
 
-    def local(R: Tensor, *parts: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        results = tuple(f * R for f in factors(*parts))
-        return results, results[0] if len(results) == 1 else results[0] + results[1]
+    def local(results: Sequence[Tensor], R: Tensor, *parts: Tensor) -> Tensor:
+        for result, f in zip(results, factors(*parts), strict=True):
+            torch.mul(f, R, out=result)
+        return results[0] if len(results) == 1 else results[0] + results[1]
 
     def finish(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(r.sum_to_size(like.shape) for r, like in zip(results, likes, strict=True))
@@ -99,7 +99,9 @@ def local_factors(
         return (found[0] if len(found) == 1 else found[0] + found[1]).expand(shape)
 
     return Transport(
-        lambda R: finish(local(R, *operands)[0]), columns, Elementwise(lambda: operands, local, finish, rows)
+        lambda R: finish(tuple(f * R for f in factors(*operands))),
+        columns,
+        Elementwise(lambda: operands, local, finish, len(likes)),
     )
 
 
@@ -138,9 +140,9 @@ def shared_out(
 ) -> Transport:
     """Shares s = R / (|h| + ε), handed to the inputs by a linear map that gives out c = total(h, *operands) / (|h| + ε)."""
 
-    def local(R: Tensor, h: Tensor, *parts: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        s = R / h.abs().add_(eps)
-        return (s,), s * total(h, *parts)
+    def local(results: Sequence[Tensor], R: Tensor, h: Tensor, *parts: Tensor) -> Tensor:
+        s = torch.div(R, h.abs().add_(eps), out=results[0])
+        return s * total(h, *parts)
 
     return Transport(
         lambda R: hand((R / h.abs().add_(eps),)),
@@ -260,9 +262,11 @@ def _signed_factor(call: Call, factor: Callable[..., tuple[Tensor, ...]], rows: 
     """An elementwise step whose factor of (input, output) may be negative here and there."""
     x, h = call.inputs[0], call.output
 
-    def local(R: Tensor, *parts: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    def local(results: Sequence[Tensor], R: Tensor, *parts: Tensor) -> Tensor:
         (f,) = factor(*parts)
-        return (R, f), R * f.abs()
+        results[0].copy_(R)
+        results[1].copy_(f)
+        return R * f.abs()
 
     def finish(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return ((results[0] * results[1]).sum_to_size(x.shape),)
@@ -270,7 +274,7 @@ def _signed_factor(call: Call, factor: Callable[..., tuple[Tensor, ...]], rows: 
     return Transport(
         lambda R: ((factor(x, h)[0] * R).sum_to_size(x.shape),),
         lambda: factor(x, h)[0].abs(),
-        Elementwise(lambda: (x, h), local, finish, rows, scaled=1),
+        Elementwise(lambda: (x, h), local, finish, 2, rows, scaled=1),
     )
 
 

@@ -103,7 +103,9 @@ RULESETS: dict[str, Ruleset] = {
         _abslrp, {**_ABSLRP, "contributions": "agreeing", "conserve": "joint", "start": "two-pass"}
     ),
     "lrp-epsilon": Ruleset(_epsilon, {**_PROPAGATED, "attention": "values", "eps": 1e-6, "relative": False}),
-    "lrp-text": Ruleset(_epsilon, {**_PROPAGATED, "conserve": "joint", "start": "logit", "eps": 1e-2, "relative": False}),
+    "lrp-text": Ruleset(
+        _epsilon, {**_PROPAGATED, "conserve": "joint", "start": "logit", "eps": 1e-2, "relative": False}
+    ),
     "lrp-gamma": Ruleset(_gamma, {**_PROPAGATED, "attention": "values", "eps": 1e-6, "gamma": 0.25}),
     "lrp-alpha1beta0": Ruleset(_ALPHA1, _PROPAGATED),
     "lrp-alpha2beta1": Ruleset(_alphabeta(2.0, 1.0), _PROPAGATED),
