@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from abslrp.propagation import kernels
 from abslrp.propagation.axes import Axis
+from abslrp.propagation.kernels import Recipe
 
 _PIECE = 1 << 17  # elements
 _ROW = 32
@@ -30,7 +32,8 @@ class Elementwise:
     ``local(results, R, *operands)`` fills in the unscaled results, g_i · R, and returns c · R, where all g_i and c are ≥ 0;
     operands broadcast against R. ``finish`` makes relevances of the inputs from the scaled results. ``rows`` tells that
     ``local`` looks at whole rows along the last dimension. ``results`` is their number, and ``scaled`` how many of them, from
-    the first, are to be scaled: all unless told.
+    the first, are to be scaled: all unless told. ``recipe`` is the same for a kernel, of the operands or of one ``factor`` made
+    of them.
     """
 
     operands: Callable[[], tuple[Tensor, ...]]
@@ -39,6 +42,8 @@ class Elementwise:
     results: int = 1
     rows: bool = False
     scaled: int | None = None
+    recipe: Recipe | None = None
+    factor: Callable[..., Tensor] | None = None
 
 
 class Layout(NamedTuple):
@@ -104,9 +109,15 @@ def balanced(step: Elementwise, R: Tensor, axis: Axis | None, batch: int, joint:
     found = layout(R, operands, axis, batch, step.rows)
     if found is None:
         return None
-    work = _on_cpu if R.device.type == "cpu" else _at_once
     folded = [_folded(o, R.shape, found.split) for o in operands]
-    results = work(step, R.reshape(found.shape), folded, found, batch, joint)
+    flat = R.reshape(found.shape)
+    results = None
+    if step.recipe is not None and kernels.usable(R):
+        used = folded if step.factor is None else [step.factor(*folded)]
+        results = kernels.run(step.recipe, flat, used, found.shape, found.neighbours, batch, joint)
+    if results is None:
+        work = _on_cpu if R.device.type == "cpu" else _at_once
+        results = work(step, flat, folded, found, batch, joint)
     return step.finish(tuple(r.reshape(R.shape) for r in results))
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from abslrp.propagation.axes import Axis
 from abslrp.propagation.balance import Elementwise
+from abslrp.propagation.kernels import Recipe
 from abslrp.propagation.kinds import Gate, Linear, LinearMap, Maximum, Norm, Scale, Shift, Smooth, Softmax, Sum
 
 MASKED = 1e-30  # a softmax output below this was masked out: its input says nothing
@@ -83,6 +84,7 @@ def local_factors(
     operands: tuple[Tensor, ...],
     factors: Callable[..., tuple[Tensor, ...]],
     likes: Sequence[Tensor],
+    recipe: Recipe | None = None,
 ) -> Transport:
     """An elementwise step r_i = f_i · R with all f_i ≥ 0, functions of operands that broadcast to the output's shape."""
 
@@ -101,7 +103,7 @@ def local_factors(
     return Transport(
         lambda R: finish(tuple(f * R for f in factors(*operands))),
         columns,
-        Elementwise(lambda: operands, local, finish, len(likes)),
+        Elementwise(lambda: operands, local, finish, len(likes), recipe=recipe),
     )
 
 
@@ -122,7 +124,7 @@ def linear_positive(op: Linear, call: Call, eps: float) -> Steps:
         x = x if known else x.clamp(min=0)
         total = lambda: above.apply(x)  # noqa: E731
         hand = lambda s: (times(above, above.adjoint(s[0], x), x),)  # noqa: E731
-        return [shared_out(call.output, eps, lambda: (total(),), lambda h, t: t, hand)]
+        return [shared_out(call.output, eps, lambda: (total(),), lambda h, t: t, hand, Recipe("shares", eps))]
 
     def hand_each(shares: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         (s,) = shares
@@ -137,6 +139,7 @@ def shared_out(
     operands: Callable[[], tuple[Tensor, ...]],
     total: Callable[..., Tensor],
     hand: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]],
+    recipe: Recipe | None = None,
 ) -> Transport:
     """Shares s = R / (|h| + ε), handed to the inputs by a linear map that gives out c = total(h, *operands) / (|h| + ε)."""
 
@@ -147,7 +150,7 @@ def shared_out(
     return Transport(
         lambda R: hand((R / h.abs().add_(eps),)),
         lambda: total(h, *operands()) / (h.abs() + eps),
-        Elementwise(lambda: (h, *operands()), local, hand),
+        Elementwise(lambda: (h, *operands()), local, hand, recipe=recipe),
     )
 
 
@@ -173,7 +176,8 @@ def _halved(
         found = [_above_noise(signed + a, a) for a in parts[len(bias) :]]
         return (found[0] if len(found) == 1 else found[0] + found[1]).mul_(weight)
 
-    return shared_out(call.output, eps, absolutes, total, hand)
+    recipe = Recipe("halves", eps, agreeing, bool(bias), first=weight, slots=(0, 2, 1) if bias else (0, 1))
+    return shared_out(call.output, eps, absolutes, total, hand, recipe if len(pairs) == 1 else None)
 
 
 def _above_noise(total: Tensor, size: Tensor) -> Tensor:
@@ -231,7 +235,8 @@ def _sum(op: Sum, call: Call, eps: float, agreeing: bool) -> Steps:
         return tuple(_share(part, total, eps, agreeing) for part in parts)
 
     outputs = () if op.complete else (call.output,)
-    return [local_factors(call.shape, (*call.inputs, *outputs), factors, call.inputs)]
+    recipe = Recipe("sum", eps, agreeing, first=first, second=second) if op.complete else None
+    return [local_factors(call.shape, (*call.inputs, *outputs), factors, call.inputs, recipe)]
 
 
 def sum_positive(op: Sum, call: Call, eps: float) -> Steps:
@@ -269,12 +274,15 @@ def _signed_factor(call: Call, factor: Callable[..., tuple[Tensor, ...]], rows: 
         return R * f.abs()
 
     def finish(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return ((results[0] * results[1]).sum_to_size(x.shape),)
+        product = results[0] * results[1] if len(results) == 2 else results[0]
+        return (product.sum_to_size(x.shape),)
 
     return Transport(
         lambda R: ((factor(x, h)[0] * R).sum_to_size(x.shape),),
         lambda: factor(x, h)[0].abs(),
-        Elementwise(lambda: (x, h), local, finish, 2, rows, scaled=1),
+        Elementwise(
+            lambda: (x, h), local, finish, 2, rows, 1, Recipe("factor", slots=(0,)), lambda *parts: factor(*parts)[0]
+        ),
     )
 
 
@@ -329,7 +337,9 @@ def _norm(op: Norm, call: Call, eps: float, agreeing: bool) -> Steps:
         assert found is not None
         return (found,)
 
-    return [local_factors(x.shape, (x, gain, *centred, *bias), factor, (x,))]
+    slots = (0, 1, *((2, 3) if centred else (-1, -1)), *((2 + len(centred),) if bias else ()))
+    recipe = Recipe("norm", eps, agreeing, bool(bias), bool(centred), weighted, slots=slots)
+    return [local_factors(x.shape, (x, gain, *centred, *bias), factor, (x,), recipe)]
 
 
 def _share(part: Tensor, h: Tensor, eps: float, agreeing: bool) -> Tensor:
