@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from abslrp.experiments.runner import Step
     from abslrp.experiments.store import Store
+    from abslrp.metrics.text import TextMetric
     from abslrp.registry import Metric
     from abslrp.reporting.comparison import Comparison
 
@@ -111,13 +112,19 @@ def metrics(
 ) -> None:
     """List the metrics that score methods, or show some of them with their options."""
     from abslrp import registry
+    from abslrp.metrics.text import TEXT_METRICS
 
     console = Console(highlight=False)
+    known: dict[str, Metric | TextMetric] = {**registry.metrics(), **TEXT_METRICS}
     if not names:
-        console.print(_metric_table(registry.metrics(), console.width))
+        order = list(dict.fromkeys(one.family for one in known.values()))
+        console.print(
+            _metric_table(dict(sorted(known.items(), key=lambda one: order.index(one[1].family))), console.width)
+        )
         console.print("\nabslrp metrics METRIC shows its options.", markup=False)
     for number, name in enumerate(names or []):
-        console.print(*([""] if number else []), _metric_details(registry.metric(name)), sep="\n")
+        one: Metric | TextMetric = TEXT_METRICS[name] if name in TEXT_METRICS else registry.metric(name)
+        console.print(*([""] if number else []), _metric_details(one), sep="\n")
 
 
 def evaluate_into(
@@ -296,7 +303,7 @@ class _Lines:
         self._notes.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _metric_table(known: Mapping[str, Metric], width: int) -> Table:
+def _metric_table(known: Mapping[str, Metric | TextMetric], width: int) -> Table:
     """The metrics by family: direction, needs, what each measures and whose it is; narrow terminals get two columns."""
     from rich.markup import escape
     from rich.table import Table
@@ -322,7 +329,7 @@ def _metric_table(known: Mapping[str, Metric], width: int) -> Table:
     return table
 
 
-def _metric_details(metric: Metric) -> Group:
+def _metric_details(metric: Metric | TextMetric) -> Group:
     from rich.console import Group
     from rich.markup import escape
     from rich.table import Table
@@ -345,5 +352,5 @@ def _metric_details(metric: Metric) -> Group:
     return Group(head, facts, *(("", options) if metric.options else ()))
 
 
-def _better(metric: Metric) -> str:
+def _better(metric: Metric | TextMetric) -> str:
     return "higher" if metric.higher_is_better else "lower"

@@ -195,3 +195,15 @@ def test_runs_on_images_are_not_written_over(capsys: Any, folder: Path, tmp_path
     (tmp_path / "run.sqlite").touch()
     code, _, err = run(capsys, "evaluate", "--data", file, "--model", folder, "--out", tmp_path)
     assert code == 2 and "holds a run on images already" in err
+
+
+def test_metrics_of_texts_are_listed_with_the_others(capsys: Any) -> None:
+    code, said, _ = run(capsys, "metrics")
+    assert code == 0
+    assert all(
+        re.search(rf"^ +{name} .*\btexts\b", said, flags=re.MULTILINE)
+        for name in ("text-abpc", "text-aopc", "text-consistency")
+    )
+    assert said.index("gae") < said.index("text-consistency") < said.index("road-morf") < said.index("text-abpc")
+    code, said, _ = run(capsys, "metrics", "text-abpc")
+    assert code == 0 and "steps" in said and "quarter" in said

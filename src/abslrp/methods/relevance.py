@@ -121,7 +121,11 @@ _register(
     level="pixels",
 )
 _register("lrp-epsilon", "each contribution over the output, which ε keeps from 0", BACH)
-_register("lrp-text", "LRP-ε with sums kept, chosen for text", f"this library, after {BACH}")
+_register(
+    "lrp-text",
+    "LRP-ε from the logit with ε = .01 and sums kept, the default for text (ours)",
+    f"this library, after {BACH}",
+)
 _register(
     "lrp-gamma",
     "LRP-ε with contributions that agree with the output strengthened",

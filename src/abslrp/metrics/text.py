@@ -45,6 +45,7 @@ class TextMetric:
     higher_is_better: bool
     options: Mapping[str, Any]
     parts: tuple[str, ...]
+    needs: tuple[str, ...] = ("texts",)
 
 
 def curve_texts(one: Worded, *, steps: int, how: str, mask: int | None, largest: bool) -> list[list[int]]:

@@ -239,10 +239,13 @@ def _draw_words(
 ) -> None:
     painted = colours(one)
     pad = max(1, round(high * 0.08))
-    for row, left, part, number in words:
+    boxed = [(row, number is not None) for row, _, _, number in words]
+    for k, (row, left, part, number) in enumerate(words):
         x, y = corner[0] + left, corner[1] + row * high
-        behind, ink = painted[number] if number is not None else (_PAPER, _INK)
         if number is not None:
-            box = (x - pad, y + pad, x + _length(part, font) + pad, y + high - pad)
-            draw.rounded_rectangle(box, radius=2 * pad, fill=behind)
+            # No room is taken from a neighbour that touches, such as the word before a comma.
+            before, after = (0 <= n < len(words) and boxed[n] == (row, True) for n in (k - 1, k + 1))
+            box = (x - pad * (not before), y + pad, x + _length(part, font) + (-1 if after else pad), y + high - pad)
+            draw.rounded_rectangle(box, radius=2 * pad, fill=painted[number][0])
+        ink = painted[number][1] if number is not None else _INK
         draw.text((x, y + high / 2), part, fill=ink, font=font, anchor="lm")  # type: ignore[arg-type]
