@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ _PIECE = 1 << 17  # elements
 _ROW = 32
 
 Local = Callable[..., Tensor]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -51,24 +53,31 @@ class Layout(NamedTuple):
 
     shape: tuple[int, int, int]
     neighbours: int
-    split: int
 
 
-def layout(R: Tensor, operands: Sequence[Tensor], axis: Axis | None, batch: int, rows: bool) -> Layout | None:
-    """How to walk over the samples of R, or None where they do not lie one after the other."""
-    shape = R.shape
+class Way(NamedTuple):
+    """The layout of a step's tensors, and the shapes that its operands take in it."""
+
+    layout: Layout
+    operands: tuple[tuple[int, int, int], ...]
+
+
+@lru_cache(maxsize=4096)
+def _way(shape: Shape, operands: tuple[Shape, ...], axis: Axis | None, batch: int, rows: bool) -> Way | None:
+    """How to walk over the samples, or None where they do not lie one after the other."""
     if not shape or (batch > 1 and (axis is None or axis.dim)):
         return None
     neighbours = shape[0] if batch == 1 or axis is None else axis.inner
-    full = all(o.shape == shape for o in operands)
+    full = all(o == shape for o in operands)
     ways = [_row_split(shape)] if full and not rows else [len(shape) - 1] if rows else [2, len(shape) - 1, 1]
     for split in ways:
         if 1 <= split <= len(shape) and all(_fits(o, shape, split) for o in operands):
-            return Layout((shape[0], prod(shape[1:split]), prod(shape[split:])), neighbours, split)
+            whole = (shape[0], prod(shape[1:split]), prod(shape[split:]))
+            return Way(Layout(whole, neighbours), tuple(_folded(o, shape, split) for o in operands))
     return None
 
 
-def _row_split(shape: Sequence[int]) -> int:
+def _row_split(shape: Shape) -> int:
     """Where to cut so that rows are long enough to be summed fast."""
     split = len(shape)
     while split > 1 and prod(shape[split:]) < _ROW:
@@ -76,17 +85,18 @@ def _row_split(shape: Sequence[int]) -> int:
     return split
 
 
-def _parts(operand: Tensor, shape: Sequence[int], split: int) -> list[tuple[Sequence[int], Sequence[int]]]:
-    own = (1,) * (len(shape) - operand.ndim) + tuple(operand.shape)
+def _parts(own: Shape, shape: Shape, split: int) -> list[tuple[Shape, Shape]]:
+    own = (1,) * (len(shape) - len(own)) + tuple(own)
     return [(own[:1], shape[:1]), (own[1:split], shape[1:split]), (own[split:], shape[split:])]
 
 
-def _fits(operand: Tensor, shape: Sequence[int], split: int) -> bool:
-    return all(prod(own) == 1 or tuple(own) == tuple(full) for own, full in _parts(operand, shape, split))
+def _fits(own: Shape, shape: Shape, split: int) -> bool:
+    return all(prod(mine) == 1 or tuple(mine) == tuple(full) for mine, full in _parts(own, shape, split))
 
 
-def _folded(operand: Tensor, shape: Sequence[int], split: int) -> Tensor:
-    return operand.reshape([prod(own) for own, _ in _parts(operand, shape, split)])
+def _folded(own: Shape, shape: Shape, split: int) -> tuple[int, int, int]:
+    first, middle, inner = (prod(mine) for mine, _ in _parts(own, shape, split))
+    return first, middle, inner
 
 
 def _pieces(shape: tuple[int, int, int]) -> Iterator[tuple[slice, slice]]:
@@ -106,18 +116,19 @@ def _pieces(shape: tuple[int, int, int]) -> Iterator[tuple[slice, slice]]:
 def balanced(step: Elementwise, R: Tensor, axis: Axis | None, batch: int, joint: bool) -> tuple[Tensor, ...] | None:
     """The step with k⁺ and k⁻ (one for both where ``joint``), or None where the samples do not lie one after the other."""
     operands = step.operands()
-    found = layout(R, operands, axis, batch, step.rows)
-    if found is None:
+    way = _way(tuple(R.shape), tuple(tuple(o.shape) for o in operands), axis, batch, step.rows)
+    if way is None:
         return None
-    folded = [_folded(o, R.shape, found.split) for o in operands]
-    flat = R.reshape(found.shape)
-    results = None
     if step.recipe is not None and kernels.usable(R):
-        used = folded if step.factor is None else [step.factor(*folded)]
-        results = kernels.run(step.recipe, flat, used, found.shape, found.neighbours, batch, joint)
-    if results is None:
-        work = _on_cpu if R.device.type == "cpu" else _at_once
-        results = work(step, flat, folded, found, batch, joint)
+        used, shapes = operands, way.operands
+        if step.factor is not None:
+            used, shapes = (step.factor(*operands),), (way.layout.shape,)
+        results = kernels.run(step.recipe, R, used, shapes, way.layout, batch, joint)
+        if results is not None:
+            return step.finish(results)
+    folded = [o.reshape(shape) for o, shape in zip(operands, way.operands, strict=True)]
+    work = _on_cpu if R.device.type == "cpu" else _at_once
+    results = work(step, R.reshape(way.layout.shape), folded, way.layout, batch, joint)
     return step.finish(tuple(r.reshape(R.shape) for r in results))
 
 
@@ -196,4 +207,4 @@ def _scale(results: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
             r.addcmul_(above, factors[1])
 
 
-__all__: list[Any] = ["Elementwise", "balanced"]
+__all__ = ["Elementwise", "balanced"]

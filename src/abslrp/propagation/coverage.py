@@ -89,7 +89,7 @@ class Meter:
     def begin(self, start: Tensor) -> None:
         self._masses, self._start = [], mass(start)
 
-    def passed(self, layer: int, R: Tensor, change: Tensor) -> None:
+    def passed(self, layer: int, R: Tensor, change: Tensor | float) -> None:
         before = mass(R)
         self._masses.append((layer, before, before + change))
 

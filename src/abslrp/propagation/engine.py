@@ -214,7 +214,7 @@ class Propagation(TorchFunctionMode):
     def rule(self, kind: Kind, call: Call, head: bool) -> Steps:
         return (self._head if head else self._rules)[kind.kind](kind, call, self._eps)
 
-    def measured(self, record: int, R: Tensor, change: Tensor) -> None:
+    def measured(self, record: int, R: Tensor, change: Any) -> None:
         if self._meter is not None:
             self._meter.passed(record, R, change)
 

@@ -44,7 +44,7 @@ class Host(Protocol):
     unlinked: bool
 
     def rule(self, kind: Kind, call: Call, head: bool) -> Steps: ...
-    def measured(self, record: int, R: Tensor, change: Tensor) -> None: ...
+    def measured(self, record: int, R: Tensor, change: Any) -> None: ...
 
 
 class BatchLost(AbslrpError):
@@ -117,7 +117,7 @@ class Relevance(torch.autograd.Function):
         maps: tuple[Tensor, ...] = (_wide(R),)
         if meta["passing"] and not meta["state"].loose and not host.unlinked:
             if host.measuring:
-                host.measured(meta["record"], R, torch.zeros((), device=R.device))
+                host.measured(meta["record"], R, 0.0)
             return (None, None, None, None, maps[0].sum_to_size(ctx.kept.tensors[0].shape))
         kept = [_wide(t) for t in ctx.kept.tensors]
         count = len(meta["inputs"])
@@ -126,7 +126,7 @@ class Relevance(torch.autograd.Function):
             inputs = [_wide(t) for t in meta["late"].tensors]
         call = Call(inputs, meta["nonnegative"], output, meta["output"], host.batch, meta["shape"], ctx.kind)
         steps = host.rule(ctx.kind, call, meta["head"])
-        change = torch.zeros((), device=R.device)
+        change: Any = 0.0
         for number, step in enumerate(steps):
             axes = meta["inputs"] if number == len(steps) - 1 else (meta["output"],)
             handed: list[Tensor] = []

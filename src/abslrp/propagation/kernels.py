@@ -7,7 +7,7 @@ scaled results. Neither writes anything in between, and nothing waits for the GP
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ class Recipe(NamedTuple):
 
     ``shares``: s = R / (|h| + ε), c = total / (|h| + ε), operands (h, total). ``halves``: the same with
     total = weight · (σ (h − b) + a)⁺, operands (h, a, b). ``sum``: R · (first · a σ)⁺ / (|h| + ε) and likewise b, operands (a, b),
-    h = first · a + second · b. ``norm``: operands (x, gain, mean, ε std, b). ``factor``: R · f, c = |f|, operand f.
+    h = first · a + second · b. ``norm``: operands (x, variance, mean, w, b), ``second`` the norm's own ε. ``factor``: R · f, c = |f|, operand f.
     """
 
     kind: str
@@ -55,63 +55,67 @@ def usable(R: Tensor) -> bool:
     return R.dtype == torch.float32 and R.device.type == "cuda" and _compiled() is not None
 
 
-def run(
-    recipe: Recipe,
-    R: Tensor,
-    operands: Sequence[Tensor],
-    shape: tuple[int, int, int],
-    neighbours: int,
-    batch: int,
-    joint: bool,
-) -> tuple[Tensor, ...] | None:
-    """The scaled results, or None where a sample's parts lie too far apart for one kernel."""
-    segments, middle, inner = shape
+class _Launch(NamedTuple):
+    grid: tuple[int]
+    partial: int
+    numbers: tuple[Any, ...]
+    flags: dict[str, Any]
+    rows: dict[str, Any]
+
+
+@lru_cache(maxsize=4096)
+def _launch(
+    recipe: Recipe, shapes: tuple[tuple[int, int, int], ...], layout: Any, batch: int, joint: bool
+) -> _Launch | None:
+    """All that does not depend on the values; None where a sample's parts lie too far apart for one kernel."""
+    (segments, middle, inner), neighbours = layout
     length = middle * inner
-    if segments != batch * neighbours or length >= 2**31 or neighbours > _PARTIAL or not length:
+    if segments != batch * neighbours or not 0 < length < 2**31 or neighbours > _PARTIAL:
         return None
-    kernels = _compiled()
+    if any(shapes[k] != layout.shape for k in recipe.slots[: 1 if recipe.kind in ("norm", "sum", "factor") else 2]):
+        return None
     groups = max(1, min(-(-length // _BLOCK), -(-_PROGRAMS // segments), _PARTIAL // neighbours))
     per = -(-(-(-length // groups)) // _BLOCK) * _BLOCK
-    R = R.contiguous()
-    if any(operands[k].shape != R.shape for k in recipe.slots[: 1 if recipe.kind in ("norm", "sum") else 2]):
-        return None
-    slots = [operands[max(k, 0)].contiguous() for k in recipe.slots]
     strides: list[int] = []
-    for o in slots[1:]:
-        sizes = o.shape
-        strides += [
-            0 if sizes[0] == 1 else sizes[1] * sizes[2],
-            0 if sizes[1] == 1 else sizes[2],
-            0 if sizes[2] == 1 else 1,
-        ]
+    for k in recipe.slots[1:]:
+        first, second, third = shapes[max(k, 0)]
+        strides += [0 if first == 1 else second * third, 0 if second == 1 else third, 0 if third == 1 else 1]
     strides += [0] * (12 - len(strides))
-    slots += [slots[0]] * (5 - len(slots))
-    partial = torch.empty(segments * groups * 4, dtype=torch.float64, device=R.device)
-    count = 2 if recipe.kind == "sum" else 1
-    results = [torch.empty_like(R) for _ in range(count)]
-    shared = (length, inner, groups, per, recipe.eps, recipe.first, recipe.second, *strides)
+    numbers = (length, inner, groups, per, recipe.eps, recipe.first, recipe.second, *strides)
     flags = {
         "KIND": _KINDS[recipe.kind],
         "AGREE": recipe.agreeing,
         "BIAS": recipe.bias,
         "CENTRED": recipe.centred,
         "WEIGHTED": recipe.weighted,
+        "GAIN": len(recipe.slots) > 3 and recipe.slots[3] >= 0,
         "JOINT": joint,
         "BLOCK": _BLOCK,
     }
-    grid = (segments * groups,)
-    kernels.sums[grid](R, *slots, partial, *shared, **flags)
-    rows = neighbours * groups
-    kernels.scaled[grid](
-        R,
-        *slots,
-        partial,
-        results[0],
-        results[-1],
-        neighbours,
-        *shared,
-        **flags,
-        ROWS=rows,
-        WIDE=1 << (rows - 1).bit_length(),
-    )
-    return tuple(results)
+    count = neighbours * groups
+    rows = {"ROWS": count, "WIDE": 1 << (count - 1).bit_length()}
+    return _Launch((segments * groups,), segments * groups * 4, (neighbours, *numbers), flags, {**flags, **rows})
+
+
+def run(
+    recipe: Recipe,
+    R: Tensor,
+    operands: Sequence[Tensor],
+    shapes: tuple[tuple[int, int, int], ...],
+    layout: Any,
+    batch: int,
+    joint: bool,
+) -> tuple[Tensor, ...] | None:
+    """The scaled results, or None where no kernel fits."""
+    how = _launch(recipe, shapes, layout, batch, joint)
+    if how is None:
+        return None
+    kernels = _compiled()
+    R = R.contiguous()
+    slots = [operands[k if k > 0 else 0].contiguous() for k in recipe.slots]
+    slots += [slots[0]] * (5 - len(slots))
+    partial = torch.empty(how.partial, dtype=torch.float64, device=R.device)
+    results = tuple(torch.empty_like(R) for _ in range(2 if recipe.kind == "sum" else 1))
+    kernels.sums[how.grid](R, *slots, partial, *how.numbers[1:], **how.flags)
+    kernels.scaled[how.grid](R, *slots, partial, results[0], results[-1], *how.numbers, **how.rows)
+    return results

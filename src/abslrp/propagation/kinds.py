@@ -185,17 +185,23 @@ class Shift:
 
 @dataclass(frozen=True)
 class Norm:
-    """h = (x − μ)/σ · w + b with μ and σ constants; μ None for norms that do not centre.
+    """h = (x − μ)/σ · w + b with μ and σ constants, σ² = variance + ε; μ None for norms that do not centre.
 
     ``running`` tells that the statistics are those of training, not the sample's own.
     """
 
-    statistics: Callable[[Tensor], tuple[Tensor | None, Tensor]]
+    moments: Callable[[Tensor], tuple[Tensor | None, Tensor]]
+    eps: float
     weight: Tensor | None = None
     bias: Tensor | None = None
     running: bool = False
     kind: str = "norm"
     keeps: ClassVar[Keeps] = "inputs"
+
+    def statistics(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
+        """μ and σ."""
+        mean, variance = self.moments(x)
+        return mean, (variance + self.eps).sqrt()
 
     def value(self, inputs: Sequence[Tensor]) -> Tensor:
         (x,) = inputs

@@ -317,29 +317,31 @@ def softmax_listing(op: Softmax, call: Call, eps: float) -> Steps:
 def _norm(op: Norm, call: Call, eps: float, agreeing: bool) -> Steps:
     """Both steps as one: what they do is elementwise, and what conservation does twice it can do once."""
     x = call.inputs[0]
-    mean, std = op.statistics(x)
+    mean, variance = op.moments(x)
     weighted = op.weight is not None or op.bias is not None
     if not weighted and mean is None:
         return identity(op, call)
-    gain = 1 / std if op.weight is None else op.weight.to(x.dtype) / std
+    weight = () if op.weight is None else (op.weight.to(x.dtype),)
     bias = () if op.bias is None else (op.bias.to(x.dtype),)
-    centred = () if mean is None else (mean, std * eps)
+    centred = () if mean is None else (mean,)
 
-    def factor(x: Tensor, gain: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+    def factor(x: Tensor, variance: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        std = (variance + op.eps).sqrt()
         offset = x - rest[0] if centred else x
         found = None
         if weighted:
-            part = offset * gain
+            part = offset * (rest[len(centred)] / std if weight else 1 / std)
             found = _share(part, part + rest[-1] if bias else part, eps, agreeing)
         if centred:
-            own = (x * signs(offset) if agreeing else x).clamp(min=0).div_(offset.abs().add_(rest[1]))
+            own = (x * signs(offset) if agreeing else x).clamp(min=0).div_(offset.abs().add_(std * eps))
             found = own if found is None else found.mul_(own)
         assert found is not None
         return (found,)
 
-    slots = (0, 1, *((2, 3) if centred else (-1, -1)), *((2 + len(centred),) if bias else ()))
-    recipe = Recipe("norm", eps, agreeing, bool(bias), bool(centred), weighted, slots=slots)
-    return [local_factors(x.shape, (x, gain, *centred, *bias), factor, (x,), recipe)]
+    operands = (x, variance, *centred, *weight, *bias)
+    slots = (0, 1, 2 if centred else -1, 1 + len(centred) + 1 if weight else -1, len(operands) - 1 if bias else -1)
+    recipe = Recipe("norm", eps, agreeing, bool(bias), bool(centred), weighted, second=op.eps, slots=slots)
+    return [local_factors(x.shape, operands, factor, (x,), recipe)]
 
 
 def _share(part: Tensor, h: Tensor, eps: float, agreeing: bool) -> Tensor:

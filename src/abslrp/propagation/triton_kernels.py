@@ -21,7 +21,7 @@ def _share(part, h, eps, AGREE: tl.constexpr):
 def _terms(
     a, b, c, d, e, base, segment, offset, inside, inner, eps, first, second,
     b0, b1, b2, c0, c1, c2, d0, d1, d2, e0, e1, e2,
-    KIND: tl.constexpr, AGREE: tl.constexpr, BIAS: tl.constexpr, CENTRED: tl.constexpr, WEIGHTED: tl.constexpr, SUMS: tl.constexpr,
+    KIND: tl.constexpr, AGREE: tl.constexpr, BIAS: tl.constexpr, CENTRED: tl.constexpr, WEIGHTED: tl.constexpr, GAIN: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     """The factors of the results and c, at some elements of a segment."""
     x = tl.load(a + base + offset, mask=inside, other=0.0)
@@ -58,20 +58,23 @@ def _terms(
         column = offset - row * inner
         moved = x
         f = 1.0 + 0.0 * x
+        std = tl.sqrt(tl.load(b + segment * b0 + row * b1 + column * b2, mask=inside, other=1.0) + second)
         if CENTRED:
             moved = x - tl.load(c + segment * c0 + row * c1 + column * c2, mask=inside, other=0.0)
         if WEIGHTED:
-            part = moved * tl.load(b + segment * b0 + row * b1 + column * b2, mask=inside, other=0.0)
+            gain = 1.0 / std
+            if GAIN:
+                gain = tl.load(d + segment * d0 + row * d1 + column * d2, mask=inside, other=0.0) / std
+            part = moved * gain
             h = part
             if BIAS:
                 h = part + tl.load(e + segment * e0 + row * e1 + column * e2, mask=inside, other=0.0)
             f = _share(part, h, eps, AGREE)
         if CENTRED:
-            small = tl.load(d + segment * d0 + row * d1 + column * d2, mask=inside, other=1.0)
             own = x
             if AGREE:
                 own = tl.where(moved < 0, -x, x)
-            f = f * (tl.maximum(own, 0.0) / (tl.abs(moved) + small))
+            f = f * (tl.maximum(own, 0.0) / (tl.abs(moved) + std * eps))
         return f, f, f
     return x, x, tl.abs(x)
 
@@ -80,7 +83,7 @@ def _terms(
 def sums(
     R, a, b, c, d, e, partial, length, inner, groups, per, eps, first, second,
     b0, b1, b2, c0, c1, c2, d0, d1, d2, e0, e1, e2,
-    KIND: tl.constexpr, AGREE: tl.constexpr, BIAS: tl.constexpr, CENTRED: tl.constexpr, WEIGHTED: tl.constexpr, JOINT: tl.constexpr,
+    KIND: tl.constexpr, AGREE: tl.constexpr, BIAS: tl.constexpr, CENTRED: tl.constexpr, WEIGHTED: tl.constexpr, GAIN: tl.constexpr, JOINT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """ΣR⁺, ΣcR⁺, ΣR⁻, ΣcR⁻ (or Σ|R| and Σc|R|) of a part of a segment."""
@@ -98,7 +101,7 @@ def sums(
         r = tl.load(R + base + offset, mask=inside, other=0.0)
         f, g, handed = _terms(
             a, b, c, d, e, base, segment, offset, inside, inner, eps, first, second,
-            b0, b1, b2, c0, c1, c2, d0, d1, d2, e0, e1, e2, KIND, AGREE, BIAS, CENTRED, WEIGHTED, True,
+            b0, b1, b2, c0, c1, c2, d0, d1, d2, e0, e1, e2, KIND, AGREE, BIAS, CENTRED, WEIGHTED, GAIN, True,
         )  # fmt: skip
         given = handed * r
         if JOINT:
@@ -130,7 +133,7 @@ def _ratio(partial, begin, number: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.co
 def scaled(
     R, a, b, c, d, e, partial, out, other, neighbours, length, inner, groups, per, eps, first, second,
     b0, b1, b2, c0, c1, c2, d0, d1, d2, e0, e1, e2,
-    KIND: tl.constexpr, AGREE: tl.constexpr, BIAS: tl.constexpr, CENTRED: tl.constexpr, WEIGHTED: tl.constexpr, JOINT: tl.constexpr,
+    KIND: tl.constexpr, AGREE: tl.constexpr, BIAS: tl.constexpr, CENTRED: tl.constexpr, WEIGHTED: tl.constexpr, GAIN: tl.constexpr, JOINT: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The results, each times k⁺ or k⁻ by the sign of R; a factor goes in as two numbers, so that rounding it shifts nothing."""
@@ -154,7 +157,7 @@ def scaled(
         r = tl.load(R + base + offset, mask=inside, other=0.0)
         f, g, handed = _terms(
             a, b, c, d, e, base, segment, offset, inside, inner, eps, first, second,
-            b0, b1, b2, c0, c1, c2, d0, d1, d2, e0, e1, e2, KIND, AGREE, BIAS, CENTRED, WEIGHTED, False,
+            b0, b1, b2, c0, c1, c2, d0, d1, d2, e0, e1, e2, KIND, AGREE, BIAS, CENTRED, WEIGHTED, GAIN, False,
         )  # fmt: skip
         high = tl.where(r > 0, up_high, down_high)
         low = tl.where(r > 0, up_low, down_low)

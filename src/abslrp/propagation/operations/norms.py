@@ -14,9 +14,9 @@ from abslrp.propagation.kinds import Norm
 from abslrp.propagation.operations.table import Engine, Run, follow_unmoved, row
 
 
-def _moments(x: Tensor, dims: Sequence[int], eps: float) -> tuple[Tensor, Tensor]:
+def _moments(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
     variance, mean = torch.var_mean(x, list(dims), correction=0, keepdim=True)
-    return mean, (variance + eps).sqrt()
+    return mean, variance
 
 
 def _per_channel(t: Tensor | None, x: Tensor) -> Tensor | None:
@@ -26,13 +26,14 @@ def _per_channel(t: Tensor | None, x: Tensor) -> Tensor | None:
 def _norm_plan(
     run: Run,
     x: Tensor,
-    statistics: Callable[[Tensor], Any],
+    moments: Callable[[Tensor], Any],
+    eps: float,
     weight: Tensor | None,
     bias: Tensor | None,
     running: bool = False,
 ) -> Planned:
     weight, bias = (None if t is None else t.detach() for t in (weight, bias))
-    return Planned(Norm(statistics, weight, bias, running), (x,), run, follow_unmoved)
+    return Planned(Norm(moments, eps, weight, bias, running), (x,), run, follow_unmoved)
 
 
 @row("layer_norm")
@@ -48,7 +49,7 @@ def layer_norm(
     **more: Any,
 ) -> Any:
     dims = range(-len(normalized_shape), 0)
-    return _norm_plan(run, input, lambda x: _moments(x, dims, eps), weight, bias)
+    return _norm_plan(run, input, lambda x: _moments(x, dims), eps, weight, bias)
 
 
 @row("rms_norm")
@@ -61,7 +62,7 @@ def rms_norm(
     eps: float | None = None,
 ) -> Any:
     dims, small = list(range(-len(normalized_shape), 0)), torch.finfo(input.dtype).eps if eps is None else eps
-    return _norm_plan(run, input, lambda x: (None, (x.square().mean(dims, keepdim=True) + small).sqrt()), weight, None)
+    return _norm_plan(run, input, lambda x: (None, x.square().mean(dims, keepdim=True)), small, weight, None)
 
 
 @row("batch_norm")
@@ -69,15 +70,15 @@ def batch_norm(
     e: Engine, run: Run, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
     bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *rest: Any,
 ) -> Any:  # fmt: skip
-    def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-        if training or running_mean is None or running_var is None:
-            return _moments(x, [0, *range(2, x.ndim)], eps)
-        mean, variance = _per_channel(running_mean, x), _per_channel(running_var, x)
-        assert mean is not None and variance is not None
-        return mean.to(x.dtype), (variance.to(x.dtype) + eps).sqrt()
+    mean, variance = _per_channel(running_mean, input), _per_channel(running_var, input)
+
+    def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+        if training or mean is None or variance is None:
+            return _moments(x, [0, *range(2, x.ndim)])
+        return mean.to(x.dtype), variance.to(x.dtype)
 
     running = not training and running_mean is not None
-    return _norm_plan(run, input, statistics, _per_channel(weight, input), _per_channel(bias, input), running)
+    return _norm_plan(run, input, moments, eps, _per_channel(weight, input), _per_channel(bias, input), running)
 
 
 @row("instance_norm")
@@ -88,7 +89,7 @@ def instance_norm(
     if not use_input_stats:
         return lambda: F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     return _norm_plan(
-        run, input, lambda x: _moments(x, range(2, x.ndim), eps), _per_channel(weight, input), _per_channel(bias, input)
+        run, input, lambda x: _moments(x, range(2, x.ndim)), eps, _per_channel(weight, input), _per_channel(bias, input)
     )
 
 
@@ -103,10 +104,10 @@ def group_norm(
     eps: float = 1e-5,
     *rest: Any,
 ) -> Any:
-    def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    def moments(x: Tensor) -> tuple[Tensor, Tensor]:
         channels = x.shape[1]
-        mean, std = _moments(x.reshape(len(x), num_groups, -1), [2], eps)
+        mean, variance = _moments(x.reshape(len(x), num_groups, -1), [2])
         widen = lambda t: t.expand(-1, -1, channels // num_groups).reshape(len(x), channels, *[1] * (x.ndim - 2))  # noqa: E731
-        return widen(mean), widen(std)
+        return widen(mean), widen(variance)
 
-    return _norm_plan(run, input, statistics, _per_channel(weight, input), _per_channel(bias, input))
+    return _norm_plan(run, input, moments, eps, _per_channel(weight, input), _per_channel(bias, input))
