@@ -76,6 +76,7 @@ def evaluate_text(
         for one in shown(asked, "Evaluating", progress):
             how = Explainer(core, tokenizer, str(one.how), dict(one.options), batch_size)
             maps = how(list(texts))
+            _need_classes(maps[0], core)
             rows = _removed(how, maps, names, settled)
             if "text-consistency" in names:
                 rows["text-consistency"] = _consistencies(how, maps, settled["T"])
@@ -115,6 +116,13 @@ def _settled(names: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]
             f"option {unknown[0]!r} is unknown for {', '.join(names)}: choose from {', '.join(sorted(known)) or 'none'}."
         )
     return kernels.settle(**options)
+
+
+def _need_classes(one: TextAttribution, model: Any) -> None:
+    if len(one.outputs) < 2:
+        raise AbslrpError(
+            f"{type(model).__name__} has one output, whose probability is always 1: score a classifier of two classes or more."
+        )
 
 
 def _removed(

@@ -59,6 +59,49 @@ def test_texts_do_not_touch_each_other(model: Any, tokenizer: Any, method: str) 
         torch.testing.assert_close(alone.relevance, together[k].relevance, rtol=1e-3, atol=1e-4 * scale)
 
 
+def _trained(transformers: Any, kind: str) -> Any:
+    """A tokenizer as GPT-2 and RoBERTa have it (bytes) or as DeBERTa has it (pieces with a mark for the blank)."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    texts = ["a good film", "a bad plot", "good plots", "so good"] * 3
+    if kind == "bytes":
+        made, trainer = (
+            Tokenizer(models.BPE()),
+            trainers.BpeTrainer(
+                vocab_size=290,
+                initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+                special_tokens=["<s>"],
+                show_progress=False,
+            ),
+        )
+        made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    else:
+        made, trainer = (
+            Tokenizer(models.Unigram()),
+            trainers.UnigramTrainer(
+                vocab_size=40, unk_token="<unk>", special_tokens=["<s>", "<unk>"], show_progress=False
+            ),
+        )
+        made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    made.train_from_iterator(texts, trainer)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", pad_token="<s>")
+
+
+@pytest.mark.parametrize("kind", ["bytes", "pieces"])
+def test_words_of_other_tokenizers(transformers: Any, kind: str) -> None:
+    """Blanks that tokens carry belong to no word; bytes of one letter and pieces of one word are joined."""
+    pieces = _trained(transformers, kind)
+    net = make(transformers, "GPT2", len(pieces))
+    text = "  so  goodly né 😀 plot"
+    a = explain_text(net, pieces, text, method="input-x-gradient")
+    assert a.words == ("so", "goodly", "né", "😀", "plot")
+    assert tuple(text[start:end] for start, end in a.spans) == a.words
+    assert len(a.tokens) > len(a.words)
+    for number, value in enumerate(a.relevance):
+        own = [v for v, word in zip(a.token_relevance, a.of_word, strict=True) if word == number]
+        torch.testing.assert_close(value, torch.stack(own).sum())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_architectures(transformers: Any, tokenizer: Any, kind: str) -> None:
     """Every method on every kind: finite, for the model's own outputs, without touching the model."""
@@ -305,6 +348,19 @@ def test_models_without_classes_get_one_sentence(transformers: Any, model: Any, 
     net = getattr(transformers, wrong)(model.config).eval()
     with pytest.raises(abslrp.AbslrpError, match=f"^{wrong} gives no class scores for whole texts"):
         explain_text(net, tokenizer, "good")
+
+
+def test_one_output_is_no_choice_of_classes(transformers: Any, tokenizer: Any) -> None:
+    net = make(transformers, "Bert", len(tokenizer), classes=1)
+    assert explain_text(net, tokenizer, "good", method="input-x-gradient").outputs.shape == (1,)
+    with pytest.raises(abslrp.AbslrpError, match="has one output, whose probability is always 1"):
+        evaluate_text(net, tokenizer, ["good"], "random")
+
+
+def test_functions_are_no_methods_for_texts(model: Any, tokenizer: Any) -> None:
+    own: Any = {"mine": lambda net, x, t: x}
+    with pytest.raises(abslrp.AbslrpError, match="method 'mine' is a function, which texts do not take"):
+        evaluate_text(model, tokenizer, ["good"], own)
 
 
 def _real(shared: Path, every: int) -> tuple[Any, list[str]]:
