@@ -71,27 +71,33 @@ def read_sentences(path: str | os.PathLike[str]) -> Sentences:
     rows = _rows(path)
     if not rows:
         raise AbslrpError(f"{path} holds no sentence: give a file with at least one.")
-    numbered, heads = rows, [cell.strip().casefold() for cell in rows[0][1]]
-    at, label = next((heads.index(name) for name in _SENTENCE if name in heads), None), None
-    # A sentence that is one of these words alone is not a heading of a plain text file.
-    if at is not None and path.suffix.casefold() != ".txt":
-        numbered, label = rows[1:], heads.index(_LABEL) if _LABEL in heads else None
-        wide = len(heads)
-    else:
-        at, wide = 0, len(rows[0][1])
-        label = 1 if wide == 2 and all(len(r) == 2 and _is_number(r[1]) for _, r in rows) else None
-        if wide > 1 and label is None:
-            raise AbslrpError(
-                f"{path} begins with {', '.join(rows[0][1])[:80]!r}: name its columns in the first line, sentence (or text) and label."
-            )
-    for number, row in numbered:
+    headed, at, label = _columns(path, [row for _, row in rows])
+    wide = len(rows[0][1])
+    rows = rows[headed:]
+    for number, row in rows:
         if len(row) != wide or not row[at].strip():
             what = "has no sentence" if len(row) == wide else f"has {len(row)} columns instead of {wide}"
             raise AbslrpError(f"line {number} of {path} {what}: mend it or leave it out.")
-    if not numbered:
+    if not rows:
         raise AbslrpError(f"{path} holds a heading and no sentence: give a file with at least one.")
-    texts = tuple(row[at].strip() for _, row in numbered)
-    return Sentences(texts, None if label is None else tuple(row[label].strip() for _, row in numbered))
+    texts = tuple(row[at].strip() for _, row in rows)
+    return Sentences(texts, None if label is None else tuple(row[label].strip() for _, row in rows))
+
+
+def _columns(path: Path, rows: list[list[str]]) -> tuple[int, int, int | None]:
+    """How many lines are headings, and where sentences and labels stand."""
+    heads = [cell.strip().casefold() for cell in rows[0]]
+    at = next((heads.index(name) for name in _SENTENCE if name in heads), None)
+    # A sentence that is one of these words alone is not a heading of a plain text file.
+    if at is not None and path.suffix.casefold() != ".txt":
+        return 1, at, heads.index(_LABEL) if _LABEL in heads else None
+    if len(heads) == 1:
+        return 0, 0, None
+    if all(len(row) == 2 and row[1].strip().isdigit() for row in rows):
+        return 0, 0, 1
+    raise AbslrpError(
+        f"{path} begins with {', '.join(rows[0])[:80]!r}: name its columns in the first line, sentence (or text) and label."
+    )
 
 
 def _rows(path: Path) -> list[tuple[int, list[str]]]:
@@ -112,10 +118,6 @@ def _rows(path: Path) -> list[tuple[int, list[str]]]:
         raise AbslrpError(f"{path} cannot be read ({error.strerror or error}): name a file of sentences.") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise AbslrpError(f"{path} is not a table in UTF-8 ({error}): save it anew as TSV or CSV.") from None
-
-
-def _is_number(text: str) -> bool:
-    return text.strip().isdigit()
 
 
 def class_indices(labels: Sequence[str], class_names: Sequence[str]) -> list[int]:
