@@ -145,7 +145,8 @@ def _write(lines: Sequence[Any], title: str, folder: Path) -> list[Path]:
     from abslrp.reporting import words
     from abslrp.reporting.heatmaps import save_png, write_whole
 
-    page, drawn = words.page(lines, title), words.picture(lines[:_MOST_DRAWN], f"{title}: red for the class, blue against")
+    page = words.page(lines, title)
+    drawn = words.picture(lines[:_MOST_DRAWN], f"{title}: red for the class, blue against")
     return [
         write_whole(folder / PAGE, lambda file: file.write(page.encode("utf-8"))),
         save_png(drawn, folder / PICTURE),
