@@ -133,16 +133,18 @@ TITLES = {
 
 def write(arguments: argparse.Namespace) -> None:
     """Tables of the results of several runs, put between the markers of a page."""
-    page = Path(arguments.page)
-    text = page.read_text()
     for file in arguments.files:
-        name = Path(file).stem
-        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-        if begin not in text or end not in text:
-            raise SystemExit(f"{page} has no place for {name}: add the lines {begin} and {end}.")
-        head, rest = text.split(begin)
-        text = f"{head}{begin}\n{table(json.loads(Path(file).read_text()))}\n{end}{rest.split(end)[1]}"
-    page.write_text(text)
+        put(Path(arguments.page), Path(file).stem, table(json.loads(Path(file).read_text())))
+
+
+def put(page: Path, name: str, made: str) -> None:
+    """A text in place of what stands between the markers of a page."""
+    text = page.read_text()
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    if begin not in text or end not in text:
+        raise SystemExit(f"{page} has no place for {name}: add the lines {begin} and {end}.")
+    head, rest = text.split(begin)
+    page.write_text(f"{head}{begin}\n{made}\n{end}{rest.split(end)[1]}")
 
 
 def table(result: dict[str, Any]) -> str:
