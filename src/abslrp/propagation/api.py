@@ -13,7 +13,7 @@ from abslrp.propagation.functions import Planned
 from abslrp.propagation.kinds import Gate, Smooth
 from abslrp.propagation.operations.reductions import nonnegative_map
 from abslrp.propagation.operations.table import OPERATIONS, STOPPED, follow_unmoved
-from abslrp.propagation.rulesets import ATTENTION, CONTRIBUTIONS, POOLING, RULESETS
+from abslrp.propagation.rulesets import ATTENTION, CONTRIBUTIONS, FIRST, POOLING, RULESETS
 from abslrp.propagation.starts import PASSES
 from abslrp.propagation.structural import KEPT, STRUCTURAL
 from abslrp.types import AbslrpError
@@ -26,6 +26,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "attention": ATTENTION,
     "unknown": ("error", "gradient"),
     "head": ("same", "positive"),
+    "first": tuple(FIRST),
 }
 
 
@@ -53,7 +54,8 @@ def propagate(ruleset: str = "abslrp", *, measure: bool = True, **options: Any) 
 
     Options: ``conserve`` sign, joint, each or none; ``contributions`` positive or agreeing; ``pooling`` winner or weighted;
     ``attention`` all, values or queries-keys; ``eps``; ``unknown`` error or gradient; ``start``, the default of ``relevance``;
-    ``head`` same or positive, the contributions counted at the operation that makes the outputs.
+    ``head`` same or positive, the contributions counted at the operation that makes the outputs; ``first`` same, epsilon or
+    gamma, the rule of the linear operation that meets the input, where only contributions of both signs tell pixels apart.
 
     >>> import torch
     >>> model, x = torch.nn.Linear(2, 2, bias=False), torch.tensor([[1.0, 2.0]])
@@ -77,6 +79,7 @@ def propagate(ruleset: str = "abslrp", *, measure: bool = True, **options: Any) 
         unknown=o["unknown"],
         measure=measure,
         start=o["start"],
+        first=FIRST[o.get("first", "same")],
     )
 
 

@@ -136,13 +136,13 @@ def _on_cpu(
     step: Elementwise, R: Tensor, operands: list[Tensor], how: Layout, batch: int, joint: bool
 ) -> tuple[Tensor, ...]:
     pieces = list(_pieces(how.shape))
-    sums = R.new_zeros(how.shape[:2] + (2 if joint else 4,)).permute(2, 0, 1)
+    sums = [R.new_empty(how.shape[:2]) for _ in range(2 if joint else 4)]
     results = [R.new_empty(R.shape) for _ in range(step.results)]
     for rows in pieces:
         part = R[rows]
         handed = step.local([r[rows] for r in results], part, *(_cut(o, rows) for o in operands))
-        _row_sums(sums[(slice(None), *rows)], part, handed, joint)
-    factors = _factors(sums.sum(2, dtype=torch.float64), how, batch, joint, R.dtype)
+        _row_sums([s[rows] for s in sums], part, handed, joint)
+    factors = _factors(_of_segments(sums), how, batch, joint, R.dtype)
     scaled = results[: step.scaled]
     for rows in pieces:
         _scale([r[rows] for r in scaled], [f[rows[0]] for f in factors])
@@ -154,9 +154,9 @@ def _at_once(
 ) -> tuple[Tensor, ...]:
     results = [R.new_empty(R.shape) for _ in range(step.results)]
     handed = step.local(results, R, *operands)
-    sums = R.new_zeros((2 if joint else 4,) + how.shape[:2])
+    sums = [R.new_empty(how.shape[:2]) for _ in range(2 if joint else 4)]
     _row_sums(sums, R, handed, joint)
-    _scale(results[: step.scaled], _factors(sums.sum(2, dtype=torch.float64), how, batch, joint, R.dtype))
+    _scale(results[: step.scaled], _factors(_of_segments(sums), how, batch, joint, R.dtype))
     return tuple(results)
 
 
@@ -165,14 +165,17 @@ def _cut(operand: Tensor, rows: tuple[slice, slice]) -> Tensor:
     return operand[first, second]
 
 
-def _row_sums(sums: Tensor, R: Tensor, handed: Tensor, joint: bool) -> None:
+def _of_segments(sums: Sequence[Tensor]) -> Tensor:
+    return torch.stack([s.sum(1, dtype=torch.float64) for s in sums])
+
+
+def _row_sums(sums: Sequence[Tensor], R: Tensor, handed: Tensor, joint: bool) -> None:
     """Σ|R| and Σ|cR|, or ΣR⁺, ΣcR⁺, ΣR⁻, ΣcR⁻, of every row.
 
     Rows first, then their sums in double: exact enough, and the same for any number of threads.
     """
-    if joint:
-        found = [R.abs(), handed.abs()]
-    else:
+    found = [R.abs(), handed.abs()] if joint else []
+    if not joint:
         found = [R.clamp(min=0), handed.clamp(min=0), R.clamp(max=0), handed.clamp(max=0)]
     for place, values in zip(sums, found, strict=True):
         torch.sum(values, 2, out=place)

@@ -36,16 +36,23 @@ class UnsupportedOperation(AbslrpError):
 class State:
     """What the engine knows of a tensor: where its batch lies, whether it is ≥ 0, whether it is an attention matrix.
 
-    ``loose`` tells that elements that are 0 may get relevance; ``sources`` are tensors whose elements these are.
+    ``loose`` tells that elements that are 0 may get relevance; ``sources`` are tensors whose elements these are; ``raw`` that
+    they are the input's, moved, scaled or shifted at most.
     """
 
-    __slots__ = ("attention", "axis", "loose", "nonnegative", "sources", "version")
+    __slots__ = ("attention", "axis", "loose", "nonnegative", "raw", "sources", "version")
 
     def __init__(
-        self, axis: Axis | None, nonnegative: bool, attention: bool, version: int, sources: Iterable[State] = ()
+        self,
+        axis: Axis | None,
+        nonnegative: bool,
+        attention: bool,
+        version: int,
+        sources: Iterable[State] = (),
+        raw: bool = False,
     ) -> None:
         self.axis, self.nonnegative, self.attention, self.version = axis, nonnegative, attention, version
-        self.loose, self.sources = False, tuple(sources)
+        self.loose, self.sources, self.raw = False, tuple(sources), raw
 
     def loosen(self) -> None:
         waiting = [self]
@@ -81,8 +88,10 @@ class Propagation(TorchFunctionMode):
         unknown: str,
         measure: bool,
         start: str = "target",
+        first: Mapping[str, Rule] | None = None,
     ) -> None:
         super().__init__()
+        self._first = first or {}
         self._rules, self._head, self._eps = rules, head, eps
         self.conserve = CONSERVATIONS[conserve]
         self._by_sample = conserve != "none" or "affine" not in rules
@@ -211,8 +220,9 @@ class Propagation(TorchFunctionMode):
         """Remember an attention matrix that values are about to be summed with."""
         self.attentions.append(matrix)
 
-    def rule(self, kind: Kind, call: Call, head: bool) -> Steps:
-        return (self._head if head else self._rules)[kind.kind](kind, call, self._eps)
+    def rule(self, kind: Kind, call: Call, head: bool, first: bool) -> Steps:
+        rules = self._first if first and kind.kind in self._first else self._head if head else self._rules
+        return rules[kind.kind](kind, call, self._eps)
 
     def measured(self, record: int, R: Tensor, change: Any) -> None:
         if self._meter is not None:
@@ -261,7 +271,7 @@ class Propagation(TorchFunctionMode):
             written.resize_(result.shape)
         written.copy_(result)
         state = self._state(result) if self.live(result) else State(None, False, False, 0)
-        self._mark(written, state.axis, state.nonnegative, state.attention, (state,))
+        self._mark(written, state.axis, state.nonnegative, state.attention, (state,), state.raw)
         if late is not None:
             late["late"] = self._keeper.keep([written])
         self._mark_base(written)
@@ -298,6 +308,7 @@ class Propagation(TorchFunctionMode):
             raise UnsupportedOperation(
                 f"{_name(base)}{_where()} got complex numbers, for which there is no rule: write it with torch.view_as_real."
             )
+        raw = all(state.raw for state in states)
         rule = self._rules.get(planned.kind.kind)
         rule = getattr(rule, "func", rule)
         passing = rule in PASSING
@@ -309,6 +320,7 @@ class Propagation(TorchFunctionMode):
             "nonnegative": [self.nonnegative(x) for x in planned.inputs],
             "inputs": tuple(s.axis for s in states),
             "head": False,
+            "first": raw and planned.kind.kind == "affine",
             "keeps": "nothing" if silent else planned.kind.keeps,
             "passing": silent or rule is scale_identity,
             "late": None,
@@ -330,7 +342,8 @@ class Propagation(TorchFunctionMode):
                 if ruled and self._by_sample:
                     meta["lost"] = self._lost_at
         meta["output"] = axis
-        self._mark(output, axis, planned.nonnegative, planned.attention, states if passing else ())
+        moved = raw and planned.kind.kind in ("scale", "sum", "norm")
+        self._mark(output, axis, planned.nonnegative, planned.attention, states if passing else (), moved)
         meta["state"] = output._abslrp  # type: ignore[attr-defined]
         if silent:
             self._late = meta
@@ -393,7 +406,7 @@ class Propagation(TorchFunctionMode):
         states = [self._state(t) for t in alive]
         attention = any(state.attention for state in states)
         for output, axis in zip(outputs, axes, strict=True):
-            self._mark(output, axis, sign, attention, states)
+            self._mark(output, axis, sign, attention, states, all(state.raw for state in states))
             if func in WRITING:
                 self._mark_base(output)
 
@@ -401,9 +414,14 @@ class Propagation(TorchFunctionMode):
 
     @staticmethod
     def _mark(
-        tensor: Tensor, axis: Axis | None, nonnegative: bool, attention: bool, sources: Iterable[State] = ()
+        tensor: Tensor,
+        axis: Axis | None,
+        nonnegative: bool,
+        attention: bool,
+        sources: Iterable[State] = (),
+        raw: bool = False,
     ) -> None:
-        tensor._abslrp = State(axis, nonnegative, attention, tensor._version, sources)  # type: ignore[attr-defined]
+        tensor._abslrp = State(axis, nonnegative, attention, tensor._version, sources, raw)  # type: ignore[attr-defined]
 
     def _mark_base(self, written: Tensor) -> None:
         """A tensor of which a part was written over carries relevance from now on."""
@@ -432,7 +450,7 @@ class Propagation(TorchFunctionMode):
             )
         if not self.batch:
             self.watch(tensor)
-        return State(fits(Axis(0, 1), tensor.shape, self.batch), False, False, -1)
+        return State(fits(Axis(0, 1), tensor.shape, self.batch), False, False, -1, raw=True)
 
 
 def _mark_head(outputs: Tensor) -> None:

@@ -43,7 +43,7 @@ class Host(Protocol):
     measuring: bool
     unlinked: bool
 
-    def rule(self, kind: Kind, call: Call, head: bool) -> Steps: ...
+    def rule(self, kind: Kind, call: Call, head: bool, first: bool) -> Steps: ...
     def measured(self, record: int, R: Tensor, change: Any) -> None: ...
 
 
@@ -125,7 +125,7 @@ class Relevance(torch.autograd.Function):
         if meta["late"] is not None:  # of a silent gate the output tells as much as the input
             inputs = [_wide(t) for t in meta["late"].tensors]
         call = Call(inputs, meta["nonnegative"], output, meta["output"], host.batch, meta["shape"], ctx.kind)
-        steps = host.rule(ctx.kind, call, meta["head"])
+        steps = host.rule(ctx.kind, call, meta["head"], meta["first"])
         change: Any = 0.0
         for number, step in enumerate(steps):
             axes = meta["inputs"] if number == len(steps) - 1 else (meta["output"],)

@@ -22,8 +22,9 @@ class Recipe(NamedTuple):
     """Which of the kernels' formulas a step is, with its numbers.
 
     ``shares``: s = R / (|h| + ε), c = total / (|h| + ε), operands (h, total). ``halves``: the same with
-    total = weight · (σ (h − b) + a)⁺, operands (h, a, b). ``sum``: R · (first · a σ)⁺ / (|h| + ε) and likewise b, operands (a, b),
-    h = first · a + second · b. ``norm``: operands (x, variance, mean, w, b), ``second`` the norm's own ε. ``factor``: R · f, c = |f|, operand f.
+    total = first · (σ (h − b) + a)⁺, operands (h, a, b). ``sum``: R · (first · a σ)⁺ / (|h| + ε) and likewise b, operands
+    (a, b), h = first · a + second · b. ``norm``: operands (x, variance, mean, w, b), ``second`` the norm's own ε.
+    ``factor``: R · f, c = |f|, operand f.
     """
 
     kind: str
@@ -63,6 +64,10 @@ class _Launch(NamedTuple):
     rows: dict[str, Any]
 
 
+def _ceil(number: int, by: int) -> int:
+    return -(-number // by)
+
+
 @lru_cache(maxsize=4096)
 def _launch(
     recipe: Recipe, shapes: tuple[tuple[int, int, int], ...], layout: Any, batch: int, joint: bool
@@ -74,8 +79,8 @@ def _launch(
         return None
     if any(shapes[k] != layout.shape for k in recipe.slots[: 1 if recipe.kind in ("norm", "sum", "factor") else 2]):
         return None
-    groups = max(1, min(-(-length // _BLOCK), -(-_PROGRAMS // segments), _PARTIAL // neighbours))
-    per = -(-(-(-length // groups)) // _BLOCK) * _BLOCK
+    groups = max(1, min(_ceil(length, _BLOCK), _ceil(_PROGRAMS, segments), _PARTIAL // neighbours))
+    per = _ceil(_ceil(length, groups), _BLOCK) * _BLOCK
     strides: list[int] = []
     for k in recipe.slots[1:]:
         first, second, third = shapes[max(k, 0)]

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-
 Keeps = Literal["all", "inputs", "nothing"]
 """What a rule needs to see again: inputs and output, only the inputs, from which the output is known, or neither."""
 

@@ -51,6 +51,11 @@ _AGREEING: dict[str, Rule] = {
 }
 POOLING: dict[str, Rule] = {"winner": rules.maximum_winner, "weighted": rules.maximum_weighted}
 CONTRIBUTIONS: dict[str, dict[str, Rule]] = {"positive": _POSITIVE, "agreeing": _AGREEING}
+FIRST: dict[str, dict[str, Rule]] = {
+    "same": {},
+    "epsilon": {"affine": lrp.linear_epsilon},
+    "gamma": {"affine": partial(lrp.linear_gamma, gamma=0.25)},
+}
 ATTENTION = ("all", "values", "queries-keys")
 
 
@@ -94,7 +99,7 @@ _RESCALE: dict[str, Rule] = {
 }
 
 _PROPAGATED = {"conserve": "none", "start": "target", "attention": "all", "eps": 1e-9, "unknown": "error"}
-_ABSLRP = {"pooling": "winner", "attention": "all", "eps": 1e-9, "unknown": "error", "head": "same"}
+_ABSLRP = {"pooling": "winner", "attention": "all", "eps": 1e-9, "unknown": "error", "head": "same", "first": "same"}
 _NATIVE = {"start": "target", "unknown": "gradient"}
 
 RULESETS: dict[str, Ruleset] = {

@@ -1,7 +1,7 @@
 """Kernels in Triton's language; :mod:`abslrp.propagation.kernels` says what they compute and calls them."""
 
 # mypy: ignore-errors
-# ruff: noqa: N803
+# ruff: noqa: E501, RUF059
 
 from __future__ import annotations
 
