@@ -1,88 +1,140 @@
 """``python -m benchmarks``: what each method costs beside one plain gradient (forward, backward to the input).
 
-All methods of a network run interleaved in one process; the median of the rounds counts. Weights are random.
+Time, peak memory and floating-point operations of every method as multiples of the plain gradient's, beside Captum, Zennit and
+grad-cam for what they can run. All run in one process, in turn, and the median of the rounds counts. Weights are random.
+
+python -m benchmarks --networks VGG16 ResNet50 ViT-Base/16 BERT-base --batch 1 8 --out out/benchmarks.json
+python -m benchmarks --table out/benchmarks.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Callable
+import os
+import platform
+import sys
 from pathlib import Path
-from statistics import median
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from tests.peers import PEERS
+from torch import nn
 
 import abslrp
-from abslrp.inputs.torchvision_ops import ensure_torchvision
+from benchmarks.measure import Measured, measure
+from benchmarks.networks import NETWORKS, Task, gradient
 
-METHODS = ("abslrp", "abslrp-agree", "lrp-epsilon", "lrp-alpha1beta0", "guided-backprop", "gradcam")
-
-
-def networks() -> dict[str, Callable[[], nn.Module]]:
-    ensure_torchvision()
-    import timm
-    import torchvision
-
-    return {
-        "VGG16": torchvision.models.vgg16,
-        "ResNet50": torchvision.models.resnet50,
-        "ViT-Base/16": lambda: timm.create_model("vit_base_patch16_224"),
-    }
+MAIN = ("abslrp", "abslrp-agree", "lrp-epsilon", "lrp-alpha1beta0", "guided-backprop", "gradcam")
+PRECISIONS = ("float32", "tf32", "bfloat16")
+# What runs the model dozens of times or more is asked for by name.
+LONG = ("integrated-gradients", "smoothgrad", "occlusion", "rise", "gradient-shap", "constant", "random")
 
 
-def plain_gradient(model: nn.Module, x: Tensor) -> Tensor:
-    leaf = x.clone().requires_grad_()
-    (g,) = torch.autograd.grad(model(leaf)[:, 0].sum(), leaf)
-    return g
+def jobs_of(task: Task, names: list[str], peers: bool) -> dict[str, Any]:
+    """Every job by name; what does not fit says so when it is tried."""
+    jobs: dict[str, Any] = {"gradient": lambda: gradient(task)}
+    for name in names:
+        jobs[name] = lambda name=name: abslrp.explain(task.model, task.inputs, 0, name, forward=task.forward)
+    if peers and task.forward is None:
+        plain = without_writing(task.model)
+        jobs |= {name: lambda make=make: make(plain, task.inputs) for name, make in PEERS.items()}  # type: ignore[misc]
+    return jobs
 
 
-def seconds(work: Callable[[], object], device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    begun = time.perf_counter()
-    work()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begun
+def without_writing(model: nn.Module) -> nn.Module:
+    """A copy whose rectifiers do not write over their inputs, which hooks of others do not survive."""
+    import copy
+
+    made = copy.deepcopy(model)
+    for module in made.modules():
+        if getattr(module, "inplace", False):
+            module.inplace = False  # type: ignore[assignment]
+    return made
 
 
-def measure(model: nn.Module, batch: int, device: str, rounds: int) -> dict[str, float]:
-    """Medians in seconds, the plain gradient's under "gradient"."""
-    model = model.to(device).eval().requires_grad_(False)
-    x = torch.randn(batch, 3, 224, 224, device=device)
-    jobs: dict[str, Callable[[], object]] = {"gradient": lambda: plain_gradient(model, x)}
-    jobs |= {name: lambda name=name: abslrp.explain(model, x, 0, name) for name in METHODS}  # type: ignore[misc]
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for number in range(rounds + 1):
-        for name, job in jobs.items():
-            taken = seconds(job, device)
-            if number:
-                times[name].append(taken)
-    return {name: median(values) for name, values in times.items()}
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    names = list(MAIN) if options.methods == ["main"] else options.methods
+    if options.methods == ["all"]:
+        names = [name for name in abslrp.methods() if name not in LONG]
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.precision == "tf32"
+    found: dict[str, Any] = {}
+    for network in options.networks:
+        for batch in options.batch:
+            torch.manual_seed(0)
+            task = NETWORKS[network](batch).to(options.device)
+            if options.precision == "bfloat16":
+                task = task.to(torch.bfloat16)
+            results = measure(jobs_of(task, names, options.peers), options.rounds, options.device)
+            found[f"{network}, batch {batch}"] = {name: one._asdict() for name, one in results.items()}
+            print(rows(f"{network}, batch {batch}", results), flush=True)
+    return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch", type=int, default=4)
+def rows(title: str, results: dict[str, Measured]) -> str:
+    """A Markdown table of ratios to the gradient; what refused says why."""
+    unit = results["gradient"]
+    assert unit.seconds
+    lines = [
+        f"**{title}**: one gradient {unit.seconds * 1000:.0f} ms, {unit.memory / 2**20:.0f} MiB, {unit.flops / 1e9:.1f} GFLOP",
+        "",
+        "| | time | memory | operations |",
+        "|---|---|---|---|",
+    ]
+    for name, one in results.items():
+        if name == "gradient":
+            continue
+        if one.refused:
+            lines.append(f"| {name} | refuses: {one.refused} | | |")
+            continue
+        memory = f"{one.memory / unit.memory:.2f}" if unit.memory else ""
+        lines.append(f"| {name} | {one.seconds / unit.seconds:.2f} | {memory} | {one.flops / max(unit.flops, 1):.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def machine(device: str) -> str:
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name()
+    model = next(
+        (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor()
+    )
+    return f"{torch.get_num_threads()} threads of {os.cpu_count()} cores, {model}"
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
+    parser.add_argument("--batch", nargs="+", type=int, default=[8])
+    parser.add_argument("--methods", nargs="+", default=["main"], help="names, or main, or all")
+    parser.add_argument("--no-peers", dest="peers", action="store_false")
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("out/benchmarks.json"))
+    parser.add_argument("--table", type=Path, help="print the table of an earlier run instead")
     options = parser.parse_args()
-    results = {}
-    print("| network | gradient | " + " | ".join(METHODS) + " |\n|" + "---|" * (len(METHODS) + 2))
-    for name, build in networks().items():
-        torch.manual_seed(0)
-        results[name] = measure(build(), options.batch, options.device, options.rounds)
-        unit = results[name]["gradient"]
-        ratios = " | ".join(f"{results[name][m] / unit:.2f}" for m in METHODS)
-        print(f"| {name} | {unit * 1000:.0f} ms | {ratios} |", flush=True)
+    if options.table:
+        for title, results in json.loads(options.table.read_text())["results"].items():
+            print(rows(title, {name: Measured(**one) for name, one in results.items()}))
+        return 0
+    found = run(options)
+    settings = {
+        "rounds": options.rounds,
+        "precision": options.precision,
+        "machine": machine(options.device),
+        "torch": torch.__version__,
+    }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    settings = {"batch": options.batch, "rounds": options.rounds, "device": options.device, "torch": torch.__version__}
-    options.out.write_text(json.dumps({"settings": settings, "seconds": results}, indent=1))
+    options.out.write_text(json.dumps({"settings": settings, "results": found}, indent=1))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,6 +8,7 @@ functions made of others, or an error: nothing falls through in silence.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,11 +23,15 @@ from abslrp.propagation.coverage import Coverage, Meter
 from abslrp.propagation.frames import module_path, root_inputs
 from abslrp.propagation.functions import Keeper, Planned, Relevance
 from abslrp.propagation.kinds import Kind
+from abslrp.propagation.lrp import RECTIFIED
 from abslrp.propagation.operations import CONSTANT, OPERATIONS, STOPPED
 from abslrp.propagation.rules import PASSING, PROPORTIONAL, Call, Steps, gate_active, scale_identity
 from abslrp.propagation.rulesets import Rule
 from abslrp.propagation.starts import passes
 from abslrp.types import AbslrpError
+
+Writing = tuple[Tensor, Callable[[], Any]]
+"""What a function writes to, and the function itself."""
 
 
 class UnsupportedOperation(AbslrpError):
@@ -249,6 +254,7 @@ class Propagation(TorchFunctionMode):
             return self._constant(func, args, kwargs)
         for tensor in alive:
             self._state(tensor, func)
+        in_place = partial(func, *args, **kwargs)
         base, written, args, kwargs = out_of_place(func, args, kwargs)
         if base in STOPPED:
             self._stopped.add(_name(func))
@@ -256,13 +262,15 @@ class Propagation(TorchFunctionMode):
                 self._meter.coverage.stopped[_name(func)] += 1
             return self._constant(func, args, kwargs)
         build = OPERATIONS.get(base)
-        result = NotImplemented if build is None else self._operate(base, build, args, kwargs)
+        result = NotImplemented
+        if build is not None:
+            result = self._operate(base, build, args, kwargs, None if written is None else (written, in_place))
         if result is NotImplemented:
             result = self._without_rule(func, args, kwargs, alive)
             if base is not func:
                 return result
         late, self._late = self._late, None
-        if written is None:
+        if written is None or result is written:
             if late is not None:
                 late["late"] = self._keeper.keep([result])
             return result
@@ -292,16 +300,16 @@ class Propagation(TorchFunctionMode):
         with torch.no_grad():
             return func(*args, **kwargs)
 
-    def _operate(self, base: Any, build: Any, args: Any, kwargs: Any) -> Any:
+    def _operate(self, base: Any, build: Any, args: Any, kwargs: Any, writing: Writing | None) -> Any:
         planned = build(self, Run(base, args, kwargs), *args, **kwargs)
         if isinstance(planned, Planned):
-            return self._apply(base, planned)
+            return self._apply(base, planned, writing)
         if callable(planned):
             with self:
                 return planned()
         return planned
 
-    def _apply(self, base: Any, planned: Planned) -> Tensor:
+    def _apply(self, base: Any, planned: Planned, writing: Writing | None = None) -> Tensor:
         states = [self._state(x) for x in planned.inputs]
         ruled = planned.kind.kind in self._rules
         if ruled and any(x.is_complex() for x in planned.inputs):
@@ -315,18 +323,23 @@ class Propagation(TorchFunctionMode):
         if not passing and rule not in PROPORTIONAL:
             for state in states:
                 state.loosen()
-        silent = rule is gate_active and getattr(planned.kind, "silent", False)
+        silent = (rule is gate_active and getattr(planned.kind, "silent", False)) or (
+            rule in RECTIFIED and getattr(planned.kind, "rectifier", False)
+        )
         meta: dict[str, Any] = {
             "nonnegative": [self.nonnegative(x) for x in planned.inputs],
             "inputs": tuple(s.axis for s in states),
             "head": False,
             "first": raw and planned.kind.kind == "affine",
             "keeps": "nothing" if silent else planned.kind.keeps,
-            "passing": silent or rule is scale_identity,
+            "passing": (silent and rule is gate_active) or rule is scale_identity,
             "late": None,
         }
         if ruled and self._meter is not None:
             meta["record"] = self._meter.layer(module_path(), _name(base), planned.kind.kind)
+        if silent and writing is not None and _writable(writing[0], planned.inputs[0]):
+            self._keeper.about_to_write(writing[0])
+            meta["writes"] = writing[1]
         output: Tensor = (
             Relevance.apply(self, planned, self._keeper, meta, *planned.inputs) if ruled else planned.compute()
         )
@@ -469,6 +482,11 @@ def _mark_head(outputs: Tensor) -> None:
             if node.kind.kind in ("affine", "product", "norm"):  # type: ignore[union-attr]
                 continue
         nodes.extend(parent for parent, _ in getattr(node, "next_functions", ()) if parent is not None)
+
+
+def _writable(written: Tensor, x: Tensor) -> bool:
+    """Whether an operation may write over its input as the model does: not over a view, which others share, or an input."""
+    return written is x and not written._is_view() and not written.is_leaf
 
 
 def _norms(maps: Tensor) -> Tensor:

@@ -96,8 +96,11 @@ class Relevance(torch.autograd.Function):
     def forward(
         ctx: Any, host: Host, planned: Planned, keeper: Keeper, meta: dict[str, Any], *inputs: Tensor
     ) -> Tensor:
-        output = planned.compute()
-        if output._is_view() or any(output is x for x in inputs):
+        writes = meta.pop("writes", None)
+        output: Tensor = planned.compute() if writes is None else writes()
+        if writes is not None:
+            ctx.mark_dirty(output)
+        elif output._is_view() or any(output is x for x in inputs):
             output = output.clone()
         # The engine holds attention matrices, which hold this graph: a strong reference back would keep all of it for ever,
         # because Python's garbage collector does not see through autograd's nodes.

@@ -156,11 +156,13 @@ class Gate:
     """h = x where the unit is active and something fixed or damped elsewhere: the ReLU family, clamping.
 
     ``silent`` tells that a unit that is not active gives 0; then ``active`` says the same of the output as of the input.
+    ``rectifier`` tells that it is max(x, 0) and nothing else.
     """
 
     active: Callable[[Tensor], Tensor]
     function: Callable[[Tensor], Tensor]
     silent: bool = False
+    rectifier: bool = False
     kind: str = "gate"
     keeps: ClassVar[Keeps] = "all"
 

@@ -222,6 +222,9 @@ def norm_attnlrp(op: Norm, call: Call, eps: float) -> Steps:
 def gate_guided(op: Gate, call: Call, eps: float = 0.0) -> Steps:
     """The gradient of the rectifier, of positive R only (Springenberg et al. 2014)."""
     x = call.inputs[0]
+    if op.rectifier:
+        back = torch.ops.aten.threshold_backward
+        return [Transport(lambda R: (back(R.clamp(min=0), x, 0),), lambda: torch.ones(()))]
     return [Transport(lambda R: (vector_jacobian(op.function, x, R.clamp(min=0)),), lambda: torch.ones(()))]
 
 
@@ -277,6 +280,9 @@ def rescale_maximum(op: Maximum, call: Call, eps: float = 1e-10) -> Steps:
 
     return [Transport(pull, lambda: torch.ones(()))]
 
+
+RECTIFIED: set[rules.Rule] = {gate_guided, gate_deconvolution}
+"""Rules that know a rectifier by its output."""
 
 rules.PROPORTIONAL.update(
     (

@@ -190,7 +190,12 @@ def _gate(name: str) -> Row:
             bounds = dict(zip(("max",) if name == "clamp_max" else ("min", "max"), args, strict=False)) | kwargs
             return lambda: _between(input, bounds.get("min"), bounds.get("max"))
         return Planned(
-            Gate(active(*args, **kwargs), lambda x: function(x, *args, **kwargs), _silent(name, *args, **kwargs)),
+            Gate(
+                active(*args, **kwargs),
+                lambda x: function(x, *args, **kwargs),
+                _silent(name, *args, **kwargs),
+                name == "relu",
+            ),
             (input,),
             run,
             follow_unmoved,
