@@ -62,9 +62,8 @@ def cam(query: Query, weighting: Weighting, layer: str | None) -> Answer:
     """ReLU of the weighted activations of a layer, enlarged to the image."""
     need_images(query.inputs, "a class activation map")
     name = layer or find_layer(query)
-    leaf = query.inputs.detach().clone().requires_grad_()
-    with Tap(named_module(query.model, name)) as tap:
-        outputs = query.forward(leaf.clone())
+    with torch.no_grad(), Tap(named_module(query.model, name), leaf=True) as tap:
+        outputs = query.forward(query.inputs.detach().clone())
     if tap.value is None:
         raise AbslrpError(f"layer {name!r} did not run or gave no tensor: name another with layer=.")
     targets = query.aim(outputs)

@@ -31,10 +31,14 @@ def seeded(seed: Any) -> torch.Generator:
 
 
 class Tap:
-    """Takes a module's last output while it runs, and hands the model a copy that it may write over."""
+    """Takes a module's last output while it runs, and hands the model a copy that it may write over.
 
-    def __init__(self, module: nn.Module | None) -> None:
+    With ``leaf`` gradients begin there: what comes before need not be kept, so run the model under ``torch.no_grad``.
+    """
+
+    def __init__(self, module: nn.Module | None, leaf: bool = False) -> None:
         self.value: Tensor | None = None
+        self._leaf = leaf
         self._module = module
         self._handle: Any = None
         self._thread = threading.get_ident()
@@ -52,10 +56,15 @@ class Tap:
         if threading.get_ident() != self._thread:
             return None
         if isinstance(output, Tensor):
-            self.value = output
-            return output.clone()
+            return self._begin(output)
         if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
-            self.value = output[0]
-            rest = [output[0].clone(), *output[1:]]
+            rest = [self._begin(output[0]), *output[1:]]
             return type(output)(*rest) if hasattr(output, "_fields") else type(output)(rest)
         return None
+
+    def _begin(self, output: Tensor) -> Tensor:
+        if self._leaf:
+            output = output.detach().requires_grad_()
+            torch.set_grad_enabled(True)
+        self.value = output
+        return output.clone()
