@@ -109,19 +109,23 @@ def test_detail_is_what_lies_below_a_patch() -> None:
     assert detail(flat) < 1e-12 and detail(bent) < 0.05 and detail(noise) > 0.95
 
 
-@pytest.mark.parametrize("method", ["abslrp", "abslrp-agree", "abslrp-transformer"])
-def test_maps_have_detail_within_patches(method: str) -> None:
+def check_detail(model: nn.Module, x: Tensor) -> None:
+    """Contributions of both signs at the patch embedding leave most of a map's energy below the patches. Rules that count
+    positive ones only leave a tenth or two, many times what an enlarged CAM does: within a patch they follow brightness."""
+    coarse = detail(abslrp.explain(model, x, method="hirescam").maps)
+    assert coarse < 0.03
+    for method in METHODS[:3]:
+        assert detail(abslrp.explain(model, x, method=method, first="epsilon").maps) > 0.5
+        assert detail(abslrp.explain(model, x, method=method).maps) > max(5 * coarse, 0.05)
+
+
+def test_maps_have_detail_within_patches() -> None:
     model = timm_model("vit_tiny_patch16_224", img_size=64, depth=3)
-    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-    assert detail(abslrp.explain(model, x, 1, method).maps) > 0.5
-    assert detail(abslrp.explain(model, x, 1, "hirescam").maps) < 0.1
+    check_detail(model, torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1)))
 
 
 def test_real_maps_have_detail_within_patches(shared: Path) -> None:
-    model, x = shared_network(shared, "vit-tiny"), shared_images(shared, "vit-tiny", 4, seed=3)
-    found = {name: detail(abslrp.explain(model, x, method=name).maps) for name in (*METHODS[:3], "hirescam")}
-    assert all(found[name] > 0.5 for name in METHODS[:3]), found
-    assert found["hirescam"] < 0.1, found
+    check_detail(shared_network(shared, "vit-tiny"), shared_images(shared, "vit-tiny", 4, seed=3))
 
 
 def test_at_the_level_of_patches_there_is_no_detail() -> None:
