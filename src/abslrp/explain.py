@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from abslrp import memory
 from abslrp.propagation.functions import BatchLost
 from abslrp.query import Answer, Query, make_query, undisturbed
 from abslrp.registry import Method
@@ -25,6 +26,7 @@ def explain(
     forward: Callable[[Tensor], Any] | None = None,
     at: str | None = None,
     batch_size: int | None = None,
+    max_memory: int | float | str | None = None,
     **options: Any,
 ) -> Attribution:
     """Maps of what the model looked at, one per input, by any registered method.
@@ -32,7 +34,9 @@ def explain(
     ``images`` (batch, ...) may be images, volumes, signals or tables; ``targets`` is a class, one class per input, or None for
     the predicted ones. ``forward`` serves models with several inputs: it takes the inputs and returns the model's output.
     ``at`` names a module: the map is that of its output (of its last call) instead of the input's. ``batch_size`` bounds how
-    many inputs go through at once; maps do not depend on it. Further options are the method's own, see ``abslrp methods``.
+    many inputs go through at once, and so does ``max_memory``, in bytes or as in ``"4GB"``; maps do not depend on them, and
+    where memory runs out nevertheless, half as many go through at once from then on. Further options are the method's own,
+    see ``abslrp methods``.
 
     The model must be in eval mode; it, its gradients, the inputs and the random state are left as found.
 
@@ -53,17 +57,52 @@ def explain(
         )
     if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
         raise AbslrpError(f"batch_size={batch_size!r} must be a whole number of at least 1, or None for all at once.")
-    if batch_size is not None and forward is not None:
-        raise AbslrpError(
-            "batch_size cannot be used with forward=, whose other inputs cannot be split: call explain on parts instead."
-        )
+    for name, value in (("batch_size", batch_size), ("max_memory", max_memory)):
+        if value is not None and forward is not None:
+            raise AbslrpError(
+                f"{name} cannot be used with forward=, whose other inputs cannot be split: call explain on parts instead."
+            )
+    budget = None if max_memory is None else memory.amount("max_memory", max_memory)
     if at is not None and not chosen.at:
         raise AbslrpError(f"at={at!r} cannot be used with {method}, which makes maps of the input only.")
     query = make_query(model, images, targets, forward, at)
     with undisturbed(query.inputs):
-        parts = [answer(chosen, part, options) for part in _parts(query, batch_size)]
+        size = len(query.inputs) if batch_size is None else batch_size
+        if budget is not None:
+            size = min(size, _fitting(chosen, query, options, budget))
+        parts = _answers(chosen, query, options, size)
     maps, classes, outputs = (torch.cat(column) for column in zip(*parts, strict=True))
     return Attribution(maps.float(), classes, outputs.float(), method, dict(options))
+
+
+def _fitting(method: Method, query: Query, options: dict[str, Any], budget: int) -> int:
+    """How many inputs fit a budget."""
+    x = query.inputs[:2]
+    if x.is_cuda:
+        return memory.batch_size(
+            lambda part: answer(method, replace(query, inputs=part, targets=None), options), x, budget
+        )
+    weights = query.model.parameters() if isinstance(query.model, nn.Module) else ()
+    return memory.batch_size(query.forward, x, budget, weights)
+
+
+def _answers(method: Method, query: Query, options: dict[str, Any], size: int) -> list[Answer]:
+    """Some inputs at a time; where memory runs out, half as many from then on."""
+    found: list[Answer] = []
+    start = 0
+    while start < len(query.inputs):
+        part = _part(query, start, size)
+        try:
+            found.append(answer(method, part, options))
+            start += size
+            continue
+        except Exception as error:
+            if not memory.out_of_memory(error) or len(part.inputs) == 1 or not query.divisible:
+                raise
+        size = len(part.inputs) // 2
+        if query.inputs.is_cuda:
+            torch.cuda.empty_cache()
+    return found
 
 
 def answer(method: Method, query: Query, options: dict[str, Any]) -> Answer:
@@ -72,18 +111,11 @@ def answer(method: Method, query: Query, options: dict[str, Any]) -> Answer:
     except BatchLost:
         if not query.divisible or len(query.inputs) == 1:
             raise
-        singles = [method(one, **options) for one in _parts(query, 1)]
+        singles = [method(_part(query, i, 1), **options) for i in range(len(query.inputs))]
         answer = Answer(*(torch.cat(column) for column in zip(*singles, strict=True)))
     return Answer(*(column.detach() for column in answer))
 
 
-def _parts(query: Query, size: int | None) -> list[Query]:
-    size = size or len(query.inputs)
-    return [
-        replace(
-            query,
-            inputs=query.inputs[i : i + size],
-            targets=None if query.targets is None else query.targets[i : i + size],
-        )
-        for i in range(0, len(query.inputs), size)
-    ]
+def _part(query: Query, start: int, size: int) -> Query:
+    targets = None if query.targets is None else query.targets[start : start + size]
+    return replace(query, inputs=query.inputs[start : start + size], targets=targets)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from abslrp.types import AbslrpError
 
 T = TypeVar("T")
 
@@ -19,11 +22,29 @@ _UNKNOWN = 4 * 2**30
 _FACTOR = 4
 
 
-def batch_size(run: Callable[[Tensor], Any], inputs: Tensor, budget: int | None = None) -> int:
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def amount(name: str, value: Any) -> int:
+    """Bytes, given as a number or as a text with a unit.
+
+    >>> amount("max_memory", "1.5 GB"), amount("max_memory", 2**20)
+    (1500000000, 1048576)
+    """
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([KMG]?I?B)\s*", value.upper()) if isinstance(value, str) else None
+    number = value if found is None else float(found[1]) if found[1].count(".") < 2 and found[1] != "." else None
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < float("inf"):
+        raise AbslrpError(f"{name}={value!r} must be a number of bytes above 0, or a text such as '500MB' or '4GB'.")
+    return max(1, int(number * (1 if found is None else _UNITS[found[2]])))
+
+
+def batch_size(
+    run: Callable[[Tensor], Any], inputs: Tensor, budget: int | None = None, weights: Iterable[Tensor] = ()
+) -> int:
     """How many inputs fit the budget in bytes (half of what is free, if none is given) when ``run`` is called on them.
 
-    On CUDA the peak of a run of two is measured. Elsewhere what autograd keeps for one is counted; there, more than eight
-    at once would not be faster.
+    On CUDA the peak of a run of two is measured. Elsewhere what autograd keeps for one is counted, without the ``weights``;
+    there, more than eight at once would not be faster.
 
     >>> layer = torch.nn.Linear(1000, 1000)
     >>> batch_size(layer, torch.randn(3, 1000), budget=10 * layer.weight.nbytes) >= 1
@@ -31,7 +52,7 @@ def batch_size(run: Callable[[Tensor], Any], inputs: Tensor, budget: int | None 
     """
     kind = inputs.device.type
     room = free_memory(inputs.device) * _SHARE if budget is None else budget
-    cost = _cuda_cost(run, inputs[:_PROBE]) if kind == "cuda" else _saved_bytes(run, inputs[:1]) * _FACTOR
+    cost = _cuda_cost(run, inputs[:_PROBE]) if kind == "cuda" else _saved_bytes(run, inputs[:1], weights) * _FACTOR
     return max(1, min(_MOST.get(kind, _MOST["cpu"]), int(room // max(cost, 1))))
 
 
@@ -75,8 +96,9 @@ def _cuda_cost(run: Callable[[Tensor], Any], inputs: Tensor) -> float:
     return (torch.cuda.max_memory_allocated(inputs.device) - before) / len(inputs)
 
 
-def _saved_bytes(run: Callable[[Tensor], Any], inputs: Tensor) -> int:
+def _saved_bytes(run: Callable[[Tensor], Any], inputs: Tensor, weights: Iterable[Tensor]) -> int:
     kept: dict[int, int] = {}
+    known = {weight.untyped_storage().data_ptr() for weight in weights}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -85,4 +107,4 @@ def _saved_bytes(run: Callable[[Tensor], Any], inputs: Tensor) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), torch.enable_grad():
         run(inputs.detach().clone().requires_grad_())
-    return sum(kept.values())
+    return sum(size for place, size in kept.items() if place not in known)

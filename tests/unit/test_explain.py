@@ -231,7 +231,7 @@ def test_imports_flow_one_way() -> None:
     allowed = {
         "types": set(),
         "checks": {"types"},
-        "memory": set(),
+        "memory": {"types"},
         "progress": set(),
         "propagation": {"types", "propagation"},
         "registry": {"types", "query"},
@@ -240,7 +240,7 @@ def test_imports_flow_one_way() -> None:
         "inputs": {"types", "inputs"},
         "metrics": {"types", "checks", "inputs", "registry", "query", "metrics"},
         "reporting": {"types", "reporting", "propagation"},
-        "explain": {"types", "propagation", "registry", "query", "methods"},
+        "explain": {"types", "memory", "propagation", "registry", "query", "methods"},
         "evaluate": {"types", "explain", "inputs", "memory", "metrics", "progress", "query", "registry"},
     }
     for file in package.rglob("*.py"):
@@ -252,3 +252,74 @@ def test_imports_flow_one_way() -> None:
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("abslrp."):
                 other = node.module.split(".")[1]
                 assert other in allowed[room] | {room}, f"{file.name} imports abslrp.{other}"
+
+
+# ---------------------------------------------------------------- memory and layouts
+
+
+class Counting(torch.nn.Module):
+    """Remembers how many inputs came at once, and has no memory for more than ``most``."""
+
+    def __init__(self, most: int = 1000) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 64, 4)
+        )
+        self.most, self.seen = most, []
+        self.eval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) > self.most:
+            raise torch.OutOfMemoryError("out of memory")
+        self.seen.append(len(x))
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+SEVEN = torch.randn(7, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+
+
+def test_where_memory_runs_out_half_as_many_go_through() -> None:
+    model = Counting(most=2)
+    whole = abslrp.explain(Counting(), SEVEN, 1).maps
+    torch.testing.assert_close(
+        abslrp.explain(model, SEVEN, 1).maps, whole, rtol=0, atol=1e-6 * float(whole.abs().max())
+    )
+    assert model.seen == [1] * 7 or max(model.seen) <= 2
+    with pytest.raises(torch.OutOfMemoryError):
+        abslrp.explain(Counting(most=0), SEVEN, 1)
+
+
+def test_max_memory_bounds_what_goes_through_at_once() -> None:
+    model, free = Counting(), Counting()
+    maps = abslrp.explain(model, SEVEN, 1, max_memory="50 KB").maps
+    torch.testing.assert_close(maps, abslrp.explain(free, SEVEN, 1).maps, rtol=0, atol=1e-6)
+    assert max(model.seen) < 7 and max(free.seen) == 7
+    assert abslrp.explain(model, SEVEN, [1] * 7, max_memory=2**30).maps.shape == SEVEN.shape
+
+
+@pytest.mark.parametrize("value", ["much", -1, 0, "4 XB", ".GB", float("nan"), True])
+def test_a_wrong_max_memory_is_a_clear_error(value: object) -> None:
+    with pytest.raises(abslrp.AbslrpError, match=r"max_memory=.* must be a number of bytes above 0"):
+        abslrp.explain(Counting(), SEVEN, max_memory=value)
+
+
+@pytest.mark.parametrize("method", ["abslrp", "abslrp-agree", "lrp-epsilon", "guided-backprop", "gradcam"])
+def test_channels_last_changes_no_map(method: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(inplace=True),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(8, 8, 3),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(8, 4),
+    ).eval()
+    x = torch.randn(3, 3, 16, 16)
+    plain = abslrp.explain(model, x, 1, method).maps
+    last = torch.channels_last
+    maps = abslrp.explain(model.to(memory_format=last), x.to(memory_format=last), 1, method).maps
+    torch.testing.assert_close(maps, plain, rtol=0, atol=1e-5 * float(plain.abs().max()))
