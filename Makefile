@@ -1,5 +1,5 @@
 # make demo: pictures of what a network saw, and a report on which method to believe.  make test: the tests.  make check: lint, types, doctests.
-# make bench: the measurements.  make clean: remove the environment and what was written.
+# make bench: what every method costs.  make bench-gae: what an evaluation costs.  make clean: remove the environment and what was written.
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench bench-gae clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/abslrp demo --out out
@@ -22,7 +22,10 @@ check: $(VENV)/.dev
 	@$(BIN)/python -m pytest --doctest-modules src
 
 bench: $(VENV)/.dev
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks --batch 1 8 --methods all
+
+bench-gae: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks.gae --networks VGG16 ResNet50 ViT-Base/16
 
 clean:
 	@rm -rf $(VENV) build dist out abslrp-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

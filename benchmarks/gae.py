@@ -10,6 +10,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -73,8 +74,8 @@ def main() -> None:
             run = lambda t, name=name: abslrp.explain(t.model, t.inputs, 0, name)  # noqa: E731
             cost[name] = per_input(task, many[name], run, options.device)
         floor = 2 * options.steps * options.images * sum(cost.values())
-        evaluate = lambda: abslrp.evaluate(task.model, task.inputs, options.methods, "gae", T=options.steps)  # noqa: E731
-        taken = seconds(evaluate, options.device)
+        whole = partial(abslrp.evaluate, task.model, task.inputs, options.methods, "gae", T=options.steps)
+        taken = seconds(whole, options.device)
         found[network] = {"batch": many, "seconds per input": cost, "floor": floor, "taken": taken}
         print(
             f"{network}: {options.images / taken:.3f} images per second with {', '.join(options.methods)}; "

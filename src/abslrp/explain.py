@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from abslrp import memory
-from abslrp.propagation.functions import BatchLost
+from abslrp.propagation.axes import BatchLost
 from abslrp.query import Answer, Query, make_query, undisturbed
 from abslrp.registry import Method
 from abslrp.registry import method as find_method

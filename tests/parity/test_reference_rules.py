@@ -181,3 +181,15 @@ def test_alpha2_does_not_double_at_average_pooling() -> None:
     x = randn(2, 3, 4, 4)
     (r,), R = carried("lrp-alpha2beta1", lambda v: F.adaptive_avg_pool2d(F.relu(v), 1), x)
     torch.testing.assert_close(r.sum((1, 2, 3)), R.sum((1, 2, 3)), rtol=1e-6, atol=1e-8)
+
+
+def test_relative_epsilon_does_not_depend_on_the_batch() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 3)
+    ).eval()
+    x = torch.randn(3, 3, 8, 8) * torch.tensor([1.0, 10.0, 100.0]).reshape(3, 1, 1, 1)
+    whole = abslrp.explain(model, x, 1, "lrp-epsilon", relative=True, eps=0.1).maps
+    for k in range(3):
+        alone = abslrp.explain(model, x[k : k + 1], 1, "lrp-epsilon", relative=True, eps=0.1).maps[0]
+        torch.testing.assert_close(whole[k], alone, rtol=0, atol=1e-5 * float(alone.abs().max()))

@@ -15,6 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from abslrp.types import AbslrpError
+
+
+class BatchLost(AbslrpError):
+    """The samples of a batch could not be told apart any more; one sample at a time always works."""
+
 
 class Axis(NamedTuple):
     """The dimension that holds the batch, and how many neighbours in it belong to one sample."""

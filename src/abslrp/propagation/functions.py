@@ -10,12 +10,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from abslrp.propagation.axes import Axis
+from abslrp.propagation.axes import Axis, BatchLost
 from abslrp.propagation.conservation import Conserve, each
 from abslrp.propagation.coverage import mass
 from abslrp.propagation.kinds import Kind
 from abslrp.propagation.rules import Call, Steps, Transport
-from abslrp.types import AbslrpError
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,6 @@ class Host(Protocol):
 
     def rule(self, kind: Kind, call: Call, head: bool, first: bool) -> Steps: ...
     def measured(self, record: int, R: Tensor, change: Any) -> None: ...
-
-
-class BatchLost(AbslrpError):
-    """The samples of a batch could not be told apart any more; one sample at a time always works."""
 
 
 class Kept:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from abslrp.propagation import rules
-from abslrp.propagation.axes import Axis
+from abslrp.propagation.axes import Axis, BatchLost, sample_sums, spread
 from abslrp.propagation.kinds import Gate, Linear, LinearMap, Maximum, Norm, Smooth, Softmax, Sum, vector_jacobian
 from abslrp.propagation.rules import (
     MASKED,
@@ -28,9 +28,14 @@ from abslrp.propagation.rules import (
 )
 
 
-def stabilised(h: Tensor, eps: float, relative: bool = False) -> Tensor:
-    """h + ε sign(h) with sign(0) = +1; ``relative`` makes ε a share of h's root mean square over the tensor."""
-    return h + (eps * h.square().mean().sqrt() if relative else eps) * signs(h)
+def stabilised(h: Tensor, eps: float, call: Call | None = None) -> Tensor:
+    """h + ε sign(h) with sign(0) = +1; with a ``call`` ε is a share of the root mean square of h over each sample."""
+    if call is None:
+        return h + eps * signs(h)
+    if call.batch > 1 and call.axis is None:
+        raise BatchLost("relative=True needs to tell the samples of a batch apart: pass one sample at a time.")
+    squares = sample_sums(h.square(), call.axis, call.batch) * (call.batch / h.numel())
+    return h + spread(eps * squares.sqrt().to(h.dtype), h.shape, call.axis) * signs(h)
 
 
 def _each(op: Linear, call: Call) -> list[tuple[LinearMap, Tensor, bool]]:
@@ -65,7 +70,7 @@ def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
 def linear_epsilon(op: Linear, call: Call, eps: float, relative: bool = False) -> Steps:
     """r_i = Σ_j z_ij / (h_j + ε sign h_j) · R_j, the bias in the denominator."""
     pairs, h = _each(op, call), call.output
-    size = stabilised(len(pairs) * h, eps, relative)
+    size = stabilised(len(pairs) * h, eps, call if relative else None)
     return [
         Transport(
             lambda R: tuple(m.adjoint(R / size, x) * x for m, x, _ in pairs),
@@ -76,7 +81,7 @@ def linear_epsilon(op: Linear, call: Call, eps: float, relative: bool = False) -
 
 def sum_epsilon(op: Sum, call: Call, eps: float, relative: bool = False) -> Steps:
     """r_a = a / (h + ε sign h) · R for each summand a."""
-    size = stabilised(call.output, eps, relative)
+    size = stabilised(call.output, eps, call if relative else None)
     return _parts([x * c / size for x, c in zip(call.inputs, op.coefficients, strict=True)], call)
 
 
@@ -98,7 +103,7 @@ def _one_step(op: Norm, x: Tensor) -> tuple[Tensor, Tensor]:
 def norm_epsilon(op: Norm, call: Call, eps: float, relative: bool = False) -> Steps:
     """The ε rule for x · w/σ + (b − μ w/σ), statistics constant."""
     part, _ = _one_step(op, call.inputs[0])
-    return [diagonal(part / stabilised(call.output, eps, relative), call.inputs[0])]
+    return [diagonal(part / stabilised(call.output, eps, call if relative else None), call.inputs[0])]
 
 
 # ---------------------------------------------------------------- LRP-αβ (Bach et al. 2015)
