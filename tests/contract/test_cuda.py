@@ -66,3 +66,28 @@ def test_scores_are_those_of_the_cpu(metric: str) -> None:
             torch.testing.assert_close(
                 found[1][metric][method].scores, found[0][metric][method].scores, rtol=0, atol=1e-5
             )
+
+
+@pytest.mark.parametrize("method", ["abslrp", "abslrp-agree", "abslrp-transformer"])
+@pytest.mark.parametrize("kind", ["convolutional", "transformer"])
+def test_kernels_change_no_map(method: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our kernels and torch's own functions, in float32, beside float64."""
+    from abslrp.propagation import kernels
+
+    pytest.importorskip("triton")
+    model, x = model_of(kind).cuda(), X.cuda()
+    assert kernels.usable(x)
+    fast = abslrp.explain(model, x, 1, method).maps
+    exact = abslrp.explain(model.double(), x.double(), 1, method).maps
+    monkeypatch.setattr(kernels, "usable", lambda R: False)
+    plain = abslrp.explain(model.float(), x, 1, method).maps
+    size = float(exact.abs().max())
+    for maps in (fast, plain):
+        torch.testing.assert_close(maps, exact, rtol=0, atol=1e-4 * size)
+
+
+def test_memory_is_shared_out_on_the_gpu() -> None:
+    model, x = model_of("convolutional").cuda(), X.cuda()
+    whole = abslrp.explain(model, x, 1).maps
+    parts = abslrp.explain(model, x, 1, max_memory="1MB").maps
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-4 * float(whole.abs().max()))

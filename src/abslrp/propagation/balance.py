@@ -21,7 +21,7 @@ from abslrp.propagation.axes import Axis
 from abslrp.propagation.kernels import Recipe
 
 _PIECE = 1 << 17  # elements
-_ROW = 32
+_ROW, _LONG = 32, 1024
 
 Local = Callable[..., Tensor]
 Shape = tuple[int, ...]
@@ -136,7 +136,7 @@ def _on_cpu(
     step: Elementwise, R: Tensor, operands: list[Tensor], how: Layout, batch: int, joint: bool
 ) -> tuple[Tensor, ...]:
     pieces = list(_pieces(how.shape))
-    sums = [R.new_empty(how.shape[:2]) for _ in range(2 if joint else 4)]
+    sums = _places(R, how, joint)
     results = [R.new_empty(R.shape) for _ in range(step.results)]
     for rows in pieces:
         part = R[rows]
@@ -154,7 +154,7 @@ def _at_once(
 ) -> tuple[Tensor, ...]:
     results = [R.new_empty(R.shape) for _ in range(step.results)]
     handed = step.local(results, R, *operands)
-    sums = [R.new_empty(how.shape[:2]) for _ in range(2 if joint else 4)]
+    sums = _places(R, how, joint)
     _row_sums(sums, R, handed, joint)
     _scale(results[: step.scaled], _factors(_of_segments(sums), how, batch, joint, R.dtype))
     return tuple(results)
@@ -163,6 +163,12 @@ def _at_once(
 def _cut(operand: Tensor, rows: tuple[slice, slice]) -> Tensor:
     first, second = (s if size > 1 else slice(None) for s, size in zip(rows, operand.shape, strict=False))
     return operand[first, second]
+
+
+def _places(R: Tensor, how: Layout, joint: bool) -> list[Tensor]:
+    """Where the sums of the rows go; those of long rows are taken in double, for which torch is slower."""
+    dtype = torch.float64 if how.shape[2] > _LONG else R.dtype
+    return [R.new_empty(how.shape[:2], dtype=dtype) for _ in range(2 if joint else 4)]
 
 
 def _of_segments(sums: Sequence[Tensor]) -> Tensor:
@@ -178,7 +184,7 @@ def _row_sums(sums: Sequence[Tensor], R: Tensor, handed: Tensor, joint: bool) ->
     if not joint:
         found = [R.clamp(min=0), handed.clamp(min=0), R.clamp(max=0), handed.clamp(max=0)]
     for place, values in zip(sums, found, strict=True):
-        torch.sum(values, 2, out=place)
+        torch.sum(values, 2, dtype=place.dtype, out=place)
 
 
 def _factors(sums: Tensor, how: Layout, batch: int, joint: bool, dtype: torch.dtype) -> list[Tensor]:
