@@ -21,6 +21,10 @@ check: $(VENV)/.dev
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest --doctest-modules src
 
+docs: $(VENV)/.dev
+	@$(BIN)/python -m mkdocs build --strict --quiet
+	@echo "$(CURDIR)/site/index.html"
+
 bench: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks --batch 1 8 --methods all
 
@@ -28,7 +32,7 @@ bench-gae: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks.gae --networks VGG16 ResNet50 ViT-Base/16
 
 clean:
-	@rm -rf $(VENV) build dist out abslrp-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) build dist site out abslrp-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
@@ -50,5 +54,5 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.torch
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.torch
 	@echo "Installing abslrp for development ..."
-	@$(PIP) -c constraints.txt -e '.[demo,text,cluster,datasets,dev]'
+	@$(PIP) -c constraints.txt -e '.[demo,text,app,docs,cluster,datasets,dev]'
 	@touch $(VENV)/.demo $@

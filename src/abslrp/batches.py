@@ -23,7 +23,7 @@ from abslrp.types import AbslrpError, Attribution
 
 _SHOWN_CLASSES = 5
 # Enough for a picture of 224 pixels, and short enough to wait for.
-_SHORT: dict[str, dict[str, Any]] = {
+SHORT: dict[str, dict[str, Any]] = {
     "integrated-gradients": {"steps": 16},
     "smoothgrad": {"samples": 8},
     "occlusion": {"window": 28},
@@ -106,7 +106,7 @@ def method_sheet(
     picture = loaded.transform.display(photograph)
     cells, labels, groups = [picture], [""], ["photograph"]
     for method in methods:
-        made = explain(loaded.model, x, target, method.name, **_SHORT.get(method.name, {})).maps[0]
+        made = explain(loaded.model, x, target, method.name, **SHORT.get(method.name, {})).maps[0]
         signed = bool((made < 0).any())
         # A map without a sign has no zero of its own: what counts is how far it rises above its lowest place.
         values = made.sum(0) if signed else made.sum(0) - made.sum(0).min()

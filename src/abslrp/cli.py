@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from abslrp import commands, report_command, text_command
+from abslrp import app_command, commands, report_command, text_command
 
 if TYPE_CHECKING:
     from abslrp.inputs.models import LoadedModel
@@ -218,7 +218,7 @@ def demo(out: Out = Path("abslrp-out")) -> None:
         print(path.resolve())
 
 
-for _command in (commands.evaluate, commands.metrics, report_command.report):
+for _command in (commands.evaluate, commands.metrics, report_command.report, app_command.app):
     app.command()(_command)
 app.command("explain-text")(text_command.explain_text)
 

@@ -355,7 +355,7 @@ def test_version_and_help(capsys: Any) -> None:
 def test_demo_prints_the_paths_of_its_sheets_and_report(capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
     sample = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8))
     monkeypatch.setattr(models, "sample_images", lambda: {"one": sample, "two": sample})
-    monkeypatch.setitem(batches._SHORT, "rise", {"masks": 3})
+    monkeypatch.setitem(batches.SHORT, "rise", {"masks": 3})
     monkeypatch.setattr(cli, "_SCORED", ("gradcam", "constant"))
     code, said, _ = run(capsys, "demo", "--out", tmp_path)
     assert code == 0 and "gradcam" in said
@@ -367,7 +367,7 @@ def test_demo_prints_the_paths_of_its_sheets_and_report(capsys: Any, tmp_path: P
 
 
 def test_settings_of_the_demo_are_options_of_their_methods() -> None:
-    for name, settings in batches._SHORT.items():
+    for name, settings in batches.SHORT.items():
         assert set(settings) <= set(registry.method(name).options)
 
 

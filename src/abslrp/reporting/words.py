@@ -135,12 +135,13 @@ def page(lines: Sequence[Line], title: str = "Words") -> str:
     ]
     for line in lines:
         parts += [f"<h2>{html.escape(line.caption)}</h2>"] if line.caption else []
-        parts.append(f"<p>{_marked(line.explained)}</p>")
+        parts.append(f"<p>{marked(line.explained)}</p>")
     said = "Red speaks for the class, blue against; full colour is the strongest word of each text. Point at a word for its number."
     return "\n".join([*parts, f"<footer>{said}</footer>", "</body></html>", ""])
 
 
-def _marked(one: Explained) -> str:
+def marked(one: Explained) -> str:
+    """The text as HTML, every word on its colour with its strength as a title; whatever it holds stays text."""
     painted, values, shown = colours(one), strengths(one), []
     for piece, number in pieces(one):
         if number is None:
