@@ -44,7 +44,7 @@ class Query:
         """The classes to explain: those asked for, or the predicted ones."""
         if self.targets is None:
             return outputs.detach().argmax(1)
-        highest = int(self.targets.max())
+        highest = 0 if capturing(self.targets) else int(self.targets.max())
         if highest >= outputs.shape[1]:
             raise AbslrpError(
                 f"target {highest} is out of range: the model has {outputs.shape[1]} classes, 0 to {outputs.shape[1] - 1}."
@@ -106,7 +106,7 @@ def check_inputs(inputs: Any, model: Callable[..., Any], forward: Callable[[Tens
             f"the inputs are {str(inputs.dtype).removeprefix('torch.')}, expected floating point: "
             "convert images with .float() and the model's transform, and give token ids to forward= as embeddings."
         )
-    if not bool(torch.isfinite(inputs).all()):
+    if not capturing(inputs) and not bool(torch.isfinite(inputs).all()):
         raise AbslrpError("the inputs hold NaN or infinite values: clean them before explaining.")
     parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     if parameter is None:
@@ -121,6 +121,11 @@ def check_inputs(inputs: Any, model: Callable[..., Any], forward: Callable[[Tens
     return inputs
 
 
+def capturing(values: Tensor) -> bool:
+    """Whether a CUDA graph is being captured, during which values cannot be looked at."""
+    return values.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def check_targets(targets: Target, batch: int) -> Tensor | None:
     if targets is None:
         return None
@@ -133,7 +138,7 @@ def check_targets(targets: Target, batch: int) -> Tensor | None:
         raise AbslrpError(f"targets are {str(classes.dtype).removeprefix('torch.')}: {wanted}.")
     if classes.ndim > 1 or (classes.ndim == 1 and len(classes) != batch):
         raise AbslrpError(f"targets have shape {tuple(classes.shape)} for {batch} inputs: {wanted}.")
-    if int(classes.min()) < 0:
+    if not capturing(classes) and int(classes.min()) < 0:
         raise AbslrpError(f"target {int(classes.min())} is negative: {wanted}.")
     return classes.long().expand(batch)
 
@@ -188,7 +193,7 @@ def named_module(model: Callable[..., Any], name: str) -> nn.Module:
 def undisturbed(inputs: Tensor) -> Iterator[None]:
     """Gradients on, inference mode off, and the random state put back afterwards."""
     cpu = torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state(inputs.device) if inputs.is_cuda else None
+    cuda = torch.cuda.get_rng_state(inputs.device) if inputs.is_cuda and not capturing(inputs) else None
     try:
         with torch.inference_mode(False), torch.enable_grad():
             yield

@@ -91,3 +91,24 @@ def test_memory_is_shared_out_on_the_gpu() -> None:
     whole = abslrp.explain(model, x, 1).maps
     parts = abslrp.explain(model, x, 1, max_memory="1MB").maps
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-4 * float(whole.abs().max()))
+
+
+@pytest.mark.parametrize("method", ["abslrp", "abslrp-agree", "lrp-epsilon", "guided-backprop", "saliency"])
+@pytest.mark.parametrize("kind", ["convolutional", "transformer"])
+def test_explain_can_be_captured_in_a_cuda_graph(method: str, kind: str) -> None:
+    model, x = model_of(kind).cuda(), X.cuda()
+    static, targets = x.clone(), torch.tensor([1, 4, 0], device="cuda")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            abslrp.explain(model, static, targets, method)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        maps = abslrp.explain(model, static, targets, method).maps
+    for shift in (0.0, 0.5):
+        static.copy_(x + shift)
+        graph.replay()
+        torch.cuda.synchronize()
+        plain = abslrp.explain(model, x + shift, targets, method).maps
+        torch.testing.assert_close(maps, plain, rtol=0, atol=1e-4 * float(plain.abs().max()))
