@@ -21,8 +21,8 @@ from abslrp.propagation.calls import QUERIES, WRITING, opened, out_of_place
 from abslrp.propagation.conservation import CONSERVATIONS
 from abslrp.propagation.coverage import Coverage, Meter
 from abslrp.propagation.frames import module_path, root_inputs
-from abslrp.propagation.functions import Keeper, Planned, Relevance
-from abslrp.propagation.kinds import Kind
+from abslrp.propagation.functions import Keeper, Planned, Relevance, Remade
+from abslrp.propagation.kinds import Kind, Norm
 from abslrp.propagation.lrp import RECTIFIED
 from abslrp.propagation.operations import CONSTANT, OPERATIONS, STOPPED
 from abslrp.propagation.rules import PASSING, PROPORTIONAL, Call, Steps, gate_active, scale_identity
@@ -42,10 +42,10 @@ class State:
     """What the engine knows of a tensor: where its batch lies, whether it is ≥ 0, whether it is an attention matrix.
 
     ``loose`` tells that elements that are 0 may get relevance; ``sources`` are tensors whose elements these are; ``raw`` that
-    they are the input's, moved, scaled or shifted at most.
+    they are the input's, moved, scaled or shifted at most; ``remade`` how the tensor can be made again.
     """
 
-    __slots__ = ("attention", "axis", "loose", "nonnegative", "raw", "sources", "version")
+    __slots__ = ("attention", "axis", "loose", "nonnegative", "raw", "remade", "sources", "version")
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class State:
     ) -> None:
         self.axis, self.nonnegative, self.attention, self.version = axis, nonnegative, attention, version
         self.loose, self.sources, self.raw = False, tuple(sources), raw
+        self.remade: Remade | None = None
 
     def loosen(self) -> None:
         waiting = [self]
@@ -332,6 +333,7 @@ class Propagation(TorchFunctionMode):
             "head": False,
             "first": raw and planned.kind.kind == "affine",
             "keeps": "nothing" if silent else planned.kind.keeps,
+            "remade": [_remade(x, s) for x, s in zip(planned.inputs, states, strict=True)],
             "passing": (silent and rule is gate_active) or rule is scale_identity,
             "late": None,
         }
@@ -358,6 +360,8 @@ class Propagation(TorchFunctionMode):
         moved = raw and planned.kind.kind in ("scale", "sum", "norm")
         self._mark(output, axis, planned.nonnegative, planned.attention, states if passing else (), moved)
         meta["state"] = output._abslrp  # type: ignore[attr-defined]
+        if ruled and isinstance(planned.kind, Norm):
+            meta["state"].remade = Remade(meta["kept"], planned.kind, output.dtype)
         if silent:
             self._late = meta
         return output
@@ -482,6 +486,11 @@ def _mark_head(outputs: Tensor) -> None:
             if node.kind.kind in ("affine", "product", "norm"):  # type: ignore[union-attr]
                 continue
         nodes.extend(parent for parent, _ in getattr(node, "next_functions", ()) if parent is not None)
+
+
+def _remade(x: Tensor, state: State) -> Remade | None:
+    """How to make a tensor again, where it is still what it was when it was made."""
+    return state.remade if state.version == x._version else None
 
 
 def _writable(written: Tensor, x: Tensor) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from abslrp.propagation.axes import Axis, BatchLost
 from abslrp.propagation.conservation import Conserve, each
 from abslrp.propagation.coverage import mass
-from abslrp.propagation.kinds import Kind
+from abslrp.propagation.kinds import Kind, Norm
 from abslrp.propagation.rules import Call, Steps, Transport
 
 
@@ -53,6 +53,18 @@ class Kept:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors: list[Tensor] = list(tensors)
+
+
+@dataclass(frozen=True)
+class Remade:
+    """A norm's output, which is cheap to make again, instead of kept."""
+
+    kept: Kept
+    kind: Norm
+    dtype: torch.dtype
+
+    def __call__(self) -> Tensor:
+        return _wide(self.kind.value([_wide(self.kept.tensors[0])]).to(self.dtype))
 
 
 class Keeper:
@@ -101,8 +113,11 @@ class Relevance(torch.autograd.Function):
         # because Python's garbage collector does not see through autograd's nodes.
         ctx.host, ctx.kind, ctx.meta = weakref.proxy(host), planned.kind, meta
         meta["shape"], keeps = output.shape, meta["keeps"]
-        shown = [x if keeps != "nothing" else _outline(x) for x in inputs]
-        ctx.kept = keeper.keep([*shown, output] if keeps == "all" else shown)
+        shown = [
+            _outline(x) if keeps == "nothing" or again is not None else x
+            for x, again in zip(inputs, meta["remade"], strict=True)
+        ]
+        meta["kept"] = ctx.kept = keeper.keep([*shown, output] if keeps == "all" else shown)
         return output
 
     @staticmethod
@@ -120,6 +135,8 @@ class Relevance(torch.autograd.Function):
         kept = [_wide(t) for t in ctx.kept.tensors]
         count = len(meta["inputs"])
         inputs, output = kept[:count], kept[count] if len(kept) > count else None
+        if meta["keeps"] != "nothing":
+            inputs = [x if again is None else again() for x, again in zip(inputs, meta["remade"], strict=True)]
         if meta["late"] is not None:  # of a silent gate the output tells as much as the input
             inputs = [_wide(t) for t in meta["late"].tensors]
         call = Call(inputs, meta["nonnegative"], output, meta["output"], host.batch, meta["shape"], ctx.kind)
