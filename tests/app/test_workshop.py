@@ -116,7 +116,7 @@ def test_parts_of_gae_are_those_of_evaluate(shop: Workshop, cat: Picked) -> None
     assert float(mine["score"]) == pytest.approx(float(scores.scores[0]), abs=1e-4)
     assert float(mine["LC_F"]) == pytest.approx(float(scores.parts["LC_F"][0]), abs=1e-4)
     said = views.parts_html({"gradcam": mine, "<b>": mine})
-    assert said.count("<svg") == 4 and "<b>" not in said and f"{float(mine['C']):.3f}" in said
+    assert said.count("<svg") == 3 and "<b>" not in said and f"{float(mine['C']):.3f}" in said
 
 
 def test_coverage_names_what_had_a_rule(shop: Workshop, cat: Picked) -> None:

@@ -74,7 +74,8 @@ def _image_tab(gr: Any, page: Any, shop: Workshop, folder: Path) -> None:
         with gr.Column(scale=3, min_width=320):
             note = gr.HTML(views.message_html("Loading the network …"), elem_id="note")
             with gr.Row():
-                preview = gr.HTML()
+                with gr.Column(scale=1, min_width=160):
+                    preview = gr.HTML()
                 with gr.Column(scale=4, min_width=300):
                     classes = gr.CheckboxGroup([], label="Classes, the most probable first")
                     other = gr.Textbox(label="Another class", placeholder="name or number, then Enter", max_lines=1)

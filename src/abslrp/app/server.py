@@ -130,6 +130,9 @@ def _theme(gradio: Any) -> Any:
         input_placeholder_color="#6b6660",
         checkbox_background_color_selected="#1d4ed8",
         checkbox_border_color="#6b6660",
+        checkbox_border_color_dark="#a8a29a",
+        input_placeholder_color_dark="#a8a29a",
+        body_text_color_subdued_dark="#bdb8b0",
         slider_color="#1d4ed8",
     )
 

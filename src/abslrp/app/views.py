@@ -29,8 +29,8 @@ _LOSSES = 5
 _LEAST_LOSS = 1e-4
 _PARTS = ("score", "LC", "LC_R", "LC_F", "C")
 _MEANING = {
-    "score": "GAE: LC times C",
-    "LC": "local consistency, the mean of the next two",
+    "score": "LC times C",
+    "LC": "local consistency: the mean of the next two, 0 at least",
     "LC_R": "do maps change as the output does, when features are masked",
     "LC_F": "does relevance lie where masking hurts the output",
     "C": "in a mosaic of four images, does relevance lie on this one",
@@ -188,7 +188,8 @@ def parts_html(found: Mapping[str, Mapping[str, np.ndarray]]) -> str:
     meaning = "".join(
         f"<dt>{'GAE' if part == 'score' else part}</dt><dd>{escape(said)}</dd>" for part, said in _MEANING.items()
     )
-    charts = "".join(_curves_html(method, found[method]) for method in ranked)
+    charts = _curves_html("the model", "output", "outputs", found[ranked[0]])
+    charts += "".join(_curves_html(method, "similarity of maps", "similarity", found[method]) for method in ranked)
     return (
         f"{table_html('GAE of this image, 1 is best', heads, rows)}<dl>{meaning}</dl>"
         f'<div class="charts">{charts}</div>'
@@ -197,22 +198,19 @@ def parts_html(found: Mapping[str, Mapping[str, np.ndarray]]) -> str:
     )
 
 
-def _curves_html(method: str, parts: Mapping[str, np.ndarray]) -> str:
-    shown = []
-    for what, name in (("outputs", "output"), ("similarity", "similarity of maps")):
-        pair = [Line(f"{name}, {mode}", parts[f"{what}_{mode}"].tolist(), mode) for mode in ("lerf", "morf")]
-        values = np.concatenate([parts[f"{what}_{mode}"] for mode in ("lerf", "morf")])
-        chart = curves(
-            pair,
-            f"{method}: {name} while features are masked",
-            low=min(0.0, float(values.min())),
-            high=max(1.0, float(values.max())),
-            width=220,
-            height=140,
-            between=(0, 1),
-        )
-        shown.append(f"<figure>{chart}<figcaption>{escape(method)}: {name}</figcaption></figure>")
-    return "".join(shown)
+def _curves_html(whose: str, what: str, part: str, parts: Mapping[str, np.ndarray]) -> str:
+    pair = [Line(f"{what}, {mode}", parts[f"{part}_{mode}"].tolist(), mode) for mode in ("lerf", "morf")]
+    values = np.concatenate([parts[f"{part}_{mode}"] for mode in ("lerf", "morf")])
+    chart = curves(
+        pair,
+        f"{whose}: {what} while features are masked",
+        low=min(0.0, float(values.min())),
+        high=max(1.0, float(values.max())),
+        width=220,
+        height=140,
+        between=(0, 1),
+    )
+    return f"<figure>{chart}<figcaption>{escape(whose)}: {what}</figcaption></figure>"
 
 
 def table_html(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
