@@ -72,7 +72,7 @@ def explain(
             size = min(size, _fitting(chosen, query, options, budget))
         parts = _answers(chosen, query, options, size)
     maps, classes, outputs = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Attribution(maps.float(), classes, outputs.float(), method, dict(options))
+    return Attribution(maps.float(), classes, outputs.float(), method, dict(options), None if at else query.inputs)
 
 
 def _fitting(method: Method, query: Query, options: dict[str, Any], budget: int) -> int:

@@ -54,6 +54,12 @@ class TextAttribution:
         pairs = zip(self.words, self.relevance.tolist(), strict=True)
         return " ".join(f"{word}({value:+.2g})" for word, value in pairs)
 
+    def _repr_html_(self) -> str:
+        """What Jupyter shows: the words on their colours."""
+        from abslrp.reporting.words import marked
+
+        return f'<p style="background:#fff;color:#141414;padding:.5em;line-height:2">{marked(self)}</p>'
+
 
 @dataclass(frozen=True)
 class Encoded:

@@ -29,7 +29,8 @@ class Attribution:
     """Maps of relevance and what they explain.
 
     ``maps`` has the shape of the input (batch, ...) and is float32; ``targets`` (batch,) are the explained
-    classes; ``outputs`` (batch, classes) are the model's own outputs, in float32.
+    classes; ``outputs`` (batch, classes) are the model's own outputs, in float32; ``inputs`` are those explained, where known.
+    In a notebook maps of images show themselves, a batch as a grid.
 
     >>> import torch
     >>> a = Attribution(torch.zeros(2, 3, 4, 4), torch.tensor([1, 0]), torch.zeros(2, 5), "abslrp")
@@ -42,6 +43,7 @@ class Attribution:
     outputs: torch.Tensor
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    inputs: torch.Tensor | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.maps)
@@ -51,7 +53,10 @@ class Attribution:
             if not -len(self) <= index < len(self):
                 raise IndexError(f"index {index} is out of range for {len(self)} maps")
             index = slice(index, index + 1 or None)
-        return Attribution(self.maps[index], self.targets[index], self.outputs[index], self.method, self.options)
+        inputs = None if self.inputs is None else self.inputs[index]
+        return Attribution(
+            self.maps[index], self.targets[index], self.outputs[index], self.method, self.options, inputs
+        )
 
     def heatmaps(self, **settings: Any) -> np.ndarray:
         """RGB pictures (batch, height, width, 3) of the maps; see :func:`abslrp.reporting.heatmaps.heatmap`."""
@@ -61,11 +66,38 @@ class Attribution:
 
         return np.stack([heatmap(one, **settings) for one in self.maps])
 
-    def save(self, path: str | Path, **settings: Any) -> None:
-        """Write the first map as a PNG; see :func:`abslrp.reporting.heatmaps.heatmap` for the settings."""
-        from abslrp.reporting.heatmaps import heatmap, save_png
+    def overlay(self, images: Any = None, **settings: Any) -> np.ndarray:
+        """The maps over their images, uint8 (batch, height, width, 3).
 
-        save_png(heatmap(self.maps[0], **settings), path)
+        ``images`` are pictures or tensors, one a map; without them it is the inputs, in grey. Settings are those of
+        :func:`abslrp.reporting.heatmaps.overlay`.
+
+        >>> a = Attribution(torch.ones(2, 3, 4, 4), torch.tensor([1, 0]), torch.zeros(2, 5), "abslrp", inputs=torch.rand(2, 3, 4, 4))
+        >>> a.overlay(alpha=0.5).shape
+        (2, 4, 4, 3)
+        """
+        from abslrp.reporting.notebook import overlays
+
+        return overlays(self, images, **settings)
+
+    def show(self) -> None:
+        """Show the maps: in a notebook in place, else in the machine's own viewer."""
+        from abslrp.reporting.notebook import picture, show
+
+        show(picture(self))
+
+    def save(self, path: str | Path, **settings: Any) -> None:
+        """Write the map as a PNG, of a batch a grid; see :func:`abslrp.reporting.heatmaps.heatmap` for the settings."""
+        from abslrp.reporting.heatmaps import save_png
+        from abslrp.reporting.notebook import picture
+
+        save_png(picture(self, plain=True, **settings), path)
+
+    def _repr_png_(self) -> bytes | None:
+        """What Jupyter shows; maps that are no pictures are left to their text."""
+        from abslrp.reporting.notebook import drawable, picture, png
+
+        return png(picture(self)) if len(self) and drawable(self) else None
 
 
 @dataclass(frozen=True)
@@ -134,6 +166,12 @@ class Scores(Mapping[str, Mapping[str, Score]]):
             for row in table
         ]
         return "\n".join(line.rstrip() for line in [*lines, *notes])
+
+    def _repr_html_(self) -> str:
+        """What Jupyter shows."""
+        from abslrp.reporting.notebook import scores_html
+
+        return scores_html(self)
 
     def _better(self, metric: str) -> bool:
         return next(iter(self._found[metric].values())).higher_is_better
