@@ -66,12 +66,17 @@ Steps = list[Transport]
 Rule = Callable[..., Steps]
 
 
+def where_positive(condition: Tensor, values: Tensor) -> Tensor:
+    """The values where the condition is above 0, and 0 elsewhere: the backward of a rectifier, many times faster than a choice."""
+    return torch.ops.aten.threshold_backward(values, condition, 0)  # type: ignore[no-any-return]
+
+
 def cleaned(total: Tensor, size: Tensor) -> Tensor:
     """A sum of terms that cancel, with rounding noise taken for the 0 it stands for; ``size`` is the terms' absolute sum.
 
     Noise must be 0 because conservation would scale it up to the whole relevance where nothing else is left.
     """
-    return torch.where(total.abs() <= 8 * torch.finfo(total.dtype).eps * size, 0.0, total)
+    return where_positive(total.abs() - size * (8 * torch.finfo(total.dtype).eps), total)
 
 
 def diagonal(factor: Tensor, like: Tensor) -> Transport:
@@ -109,7 +114,7 @@ def local_factors(
 
 def signs(h: Tensor) -> Tensor:
     """σ = sign(h) with sign(0) = +1."""
-    return torch.where(h < 0, -1.0, 1.0).to(h.dtype)
+    return torch.copysign(torch.ones((), dtype=h.dtype), h + 0.0)  # −0 + 0 = 0
 
 
 # ---------------------------------------------------------------- absLRP: the positive contributions over |h|
@@ -182,7 +187,7 @@ def _halved(
 
 def _above_noise(total: Tensor, size: Tensor) -> Tensor:
     """A sum that cannot be negative, with what rounding left of 0 taken for 0; see :func:`cleaned`."""
-    return total.masked_fill_(total <= size * (8 * torch.finfo(total.dtype).eps), 0.0)
+    return where_positive(total - size * (8 * torch.finfo(total.dtype).eps), total)
 
 
 def positive_part(m: LinearMap, x: Tensor, s: Tensor, nonnegative: bool) -> Tensor:
@@ -190,7 +195,7 @@ def positive_part(m: LinearMap, x: Tensor, s: Tensor, nonnegative: bool) -> Tens
     below = None if nonnegative else m.negative()
     if nonnegative or below is None:
         return times(m, r, x if nonnegative else x.clamp(min=0))
-    return torch.where(x > 0, r, below.adjoint(s, x)).mul_(x)
+    return where_positive(x, r).add_(where_positive(-x, below.adjoint(s, x))).mul_(x)
 
 
 def times(m: LinearMap, r: Tensor, x: Tensor) -> Tensor:
