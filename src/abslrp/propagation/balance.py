@@ -132,6 +132,18 @@ def balanced(step: Elementwise, R: Tensor, axis: Axis | None, batch: int, joint:
     return step.finish(tuple(r.reshape(R.shape) for r in results))
 
 
+def half_sum(a: Tensor, b: Tensor, x: Tensor, own: bool) -> Tensor:
+    """½ (a |x| + b x), in place of a where that is memory of our ``own``."""
+    if not own or not (a.is_contiguous() and b.is_contiguous() and x.is_contiguous()):
+        return (a * x.abs()).addcmul_(b, x).mul_(0.5)
+    size = _PIECE if a.device.type == "cpu" else max(a.numel(), 1)
+    flat = [t.reshape(-1) for t in (a, b, x)]
+    for start in range(0, a.numel(), size):
+        one, other, part = (t[start : start + size] for t in flat)
+        one.mul_(part.abs()).addcmul_(other, part).mul_(0.5)
+    return a
+
+
 def _on_cpu(
     step: Elementwise, R: Tensor, operands: list[Tensor], how: Layout, batch: int, joint: bool
 ) -> tuple[Tensor, ...]:
@@ -216,4 +228,4 @@ def _scale(results: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
             r.addcmul_(above, factors[1])
 
 
-__all__ = ["Elementwise", "balanced"]
+__all__ = ["Elementwise", "balanced", "half_sum"]

@@ -218,6 +218,7 @@ class Separable:
     """x ↦ Σ_k H_k x W_kᵀ: interpolation with weights of both signs (bicubic), whose parts are again such sums."""
 
     nonnegative = False
+    fresh = False
 
     def __init__(self, terms: list[tuple[Tensor, Tensor]]) -> None:
         self._terms = terms
