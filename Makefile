@@ -22,7 +22,7 @@ check: $(VENV)/.dev
 	@$(BIN)/python -m pytest --doctest-modules src
 
 docs: $(VENV)/.dev
-	@$(BIN)/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "$(CURDIR)/site/index.html"
 
 bench: $(VENV)/.dev
