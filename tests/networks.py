@@ -28,6 +28,13 @@ class VggGap(nn.Module):
 FILES = {"resnet50": "resnet50-imagenet", "vit-tiny": "vit_tiny_patch16_224-imagenet", "vgg16": "vgg16gap-imagenette"}
 
 
+TRANSFORMS = {
+    "resnet50": Transform(resize=224, mean=(0.48503, 0.45796, 0.40760), std=(1 / 255,) * 3),
+    "vit-tiny": Transform(resize=248, mean=(0.5,) * 3, std=(0.5,) * 3),
+    "vgg16": Transform(resize=224),
+}
+
+
 def shared_network(shared: Path, name: str) -> nn.Module:
     """A network of ../shared/weights, in eval mode and float32."""
     ensure_torchvision()
@@ -52,13 +59,7 @@ def shared_network(shared: Path, name: str) -> nn.Module:
 
 def shared_images(shared: Path, name: str, number: int, seed: int = 0) -> Tensor:
     """Images that the network was made for, drawn by a seed."""
-    mean, std, resize = {
-        "resnet50": ((0.48503, 0.45796, 0.40760), (1 / 255,) * 3, 224),
-        "vit-tiny": ((0.5,) * 3, (0.5,) * 3, 248),
-        "vgg16": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224),
-    }[name]
-    transform = Transform(size=(224, 224), resize=resize, mean=mean, std=std)
-    return torch.stack([transform(read_image(f)) for f in _files(shared, name, number, seed)])
+    return torch.stack([TRANSFORMS[name](read_image(f)) for f in _files(shared, name, number, seed)])
 
 
 def shared_labels(shared: Path, name: str, number: int, seed: int = 0) -> list[int]:
