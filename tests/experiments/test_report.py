@@ -338,6 +338,9 @@ def test_a_winner_alone(tmp_path: Path) -> None:
         and "p < 0.001" in said.sentences[1]
         and "100% of the images" in said.sentences[1]
     )
+    low, high = re.search(r"difference (\S+) to (\S+),", said.sentences[1]).groups()  # type: ignore[union-attr]
+    assert 0.2 < float(low) < 0.3 < float(high) < 0.4
+    assert "control random, a map that knows nothing, has 0.09" in said.sentences[2] and len(said.sentences) == 3
     assert not said.cautions
 
 

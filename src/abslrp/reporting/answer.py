@@ -156,20 +156,33 @@ def _sentences(findings: Findings, deciding: Standing) -> list[str]:
         said.append(_behind(deciding, rest[0]))
     elif len(deciding.scores) > 1:
         said.append("No method can be told from it.")
-    return said
+    return said + _above_control(deciding)
 
 
 def _behind(deciding: Standing, other: str) -> str:
-    """How far the first method that can be told from the best lies behind it."""
+    """How far the first method that can be told from the best lies behind it, image by image."""
+    from abslrp.experiments.statistics import interval
+
     mine, theirs = deciding.main[deciding.best.best], deciding.main[other]
     sign = 1 if deciding.info.higher_is_better else -1
     ahead = sign * (mine - theirs)
     worse, better = float((ahead > 0).mean()), float((ahead < 0).mean())
-    gap = figure_text(abs(float(mine.mean() - theirs.mean())))
+    gap = interval(ahead)
     return (
-        f"The next that can be told from it, {other}, is {gap} behind ({p_text(deciding.best.p_values[other])}) and does "
-        f"worse on {worse:.0%} of the images, better on {better:.0%}."
+        f"The next that can be told from it, {other}, is {figure_text(gap.mean)} behind (95% interval of the difference "
+        f"{figure_text(gap.low)} to {figure_text(gap.high)}, {p_text(deciding.best.p_values[other])}) and does worse on "
+        f"{worse:.0%} of the images, better on {better:.0%}."
     )
+
+
+def _above_control(deciding: Standing) -> list[str]:
+    """What the best score is worth, seen from a map that knows nothing."""
+    controls = [name for name in deciding.scores if name in _controls()]
+    best = deciding.best.best
+    if not controls or best in controls or controls[0] in deciding.best.tied:
+        return []
+    mean, p = figure_text(float(deciding.main[controls[0]].mean())), p_text(deciding.best.p_values[controls[0]])
+    return [f"The control {controls[0]}, a map that knows nothing, has {mean} ({p})."]
 
 
 def _sentences_of_many(findings: Findings) -> list[str]:
