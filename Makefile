@@ -1,5 +1,5 @@
-# make demo: pictures of what a network saw, and a report on which method to believe.  make test: the tests.  make check: lint, types, doctests.
-# make bench: what every method costs.  make bench-gae: what an evaluation costs.  make clean: remove the environment and what was written.
+# make demo: pictures of what a network saw, and a report on which method to believe.  make app: a page to look for yourself.  make test: the tests.  make check: lint, types, doctests.
+# make docs: the site of the documentation.  make bench: what every method costs.  make bench-gae: what an evaluation costs.  make clean: remove the environment and what was written.
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,10 +7,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo test check bench bench-gae clean
+.PHONY: demo app test check docs bench bench-gae clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/abslrp demo --out out
+
+app: $(VENV)/.app
+	@$(BIN)/abslrp app
 
 test: $(VENV)/.dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
@@ -52,7 +55,12 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.torch
 	@$(PIP) -c constraints.txt -e '.[demo]'
 	@touch $@
 
+$(VENV)/.app: pyproject.toml constraints.txt | $(VENV)/.torch
+	@echo "Installing abslrp for the page ..."
+	@$(PIP) -c constraints.txt -e '.[app]'
+	@touch $(VENV)/.demo $@
+
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.torch
 	@echo "Installing abslrp for development ..."
 	@$(PIP) -c constraints.txt -e '.[demo,text,app,docs,cluster,datasets,dev]'
-	@touch $(VENV)/.demo $@
+	@touch $(VENV)/.demo $(VENV)/.app $@
