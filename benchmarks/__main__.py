@@ -4,7 +4,8 @@ Time, peak memory and floating-point operations of every method as multiples of 
 grad-cam for what they can run. All run in one process, in turn, and the median of the rounds counts. Weights are random.
 
 python -m benchmarks --networks VGG16 ResNet50 ViT-Base/16 BERT-base --batch 1 8 --out out/benchmarks.json
-python -m benchmarks --table out/benchmarks.json
+python -m benchmarks --table out/benchmarks.json            # print it again, or put it between the markers of a page:
+python -m benchmarks --table out/benchmarks.json --page docs/performance.md --name cpu
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import nn
 import abslrp
 from benchmarks.measure import Measured, measure
 from benchmarks.networks import NETWORKS, Task, gradient
+from benchmarks.results import put
 
 MAIN = ("abslrp", "abslrp-agree", "lrp-epsilon", "lrp-alpha1beta0", "guided-backprop", "gradcam")
 PRECISIONS = ("float32", "tf32", "bfloat16")
@@ -119,10 +121,19 @@ def main() -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("out/benchmarks.json"))
     parser.add_argument("--table", type=Path, help="print the table of an earlier run instead")
+    parser.add_argument("--page", type=Path, help="put that table into a page")
+    parser.add_argument("--name", help="between the markers of this name")
     options = parser.parse_args()
     if options.table:
-        for title, results in json.loads(options.table.read_text())["results"].items():
-            print(rows(title, {name: Measured(**one) for name, one in results.items()}))
+        stored = json.loads(options.table.read_text())
+        settings = stored["settings"]
+        text = [f"{settings['machine']}, torch {settings['torch'].partition('+')[0]}, {settings['precision']}.", ""]
+        for title, results in stored["results"].items():
+            text.append(rows(title, {name: Measured(**one) for name, one in results.items()}))
+        if options.page:
+            put(options.page, options.name, "\n".join(text).rstrip())
+        else:
+            print("\n".join(text))
         return 0
     found = run(options)
     settings = {
