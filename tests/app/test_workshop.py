@@ -15,6 +15,7 @@ from PIL import Image
 
 import abslrp
 from abslrp.app import views
+from abslrp.app.actions import ImageActions, Seen
 from abslrp.app.shelf import Shelf
 from abslrp.app.uploads import Picked, pick_file, pick_sample
 from abslrp.app.views import View
@@ -193,3 +194,19 @@ def test_one_scale_is_one_scale() -> None:
     assert not np.array_equal(share(np.ones((4, 4))), np.ones((4, 4)))
     with pytest.raises(AbslrpError, match="opacity is 2"):
         pictures({("a", "b"): weak}, picture, opacity=2)
+
+
+def test_a_refused_choice_leaves_the_one_before(shop: Workshop, cat: Picked, tmp_path: Path) -> None:
+    act = ImageActions(shop, tmp_path)
+    seen, note = act.choose(Seen(), lambda: cat, None, None)
+    assert not note and seen.offered[0].startswith("tiger cat (282) 39")
+    after, note = act.choose(seen, None, "hf:/etc", None)
+    assert after.failed and after.picked is cat and "not offered here" in note and 'role="alert"' in note
+    more, note = act.add_class(seen, "504")
+    assert not note and more.offered[-1].startswith("coffee mug (504)")
+    again, _ = act.add_class(more, "282")
+    assert sorted(again.offered) == sorted(more.offered)
+    assert "tick at least one" in act.draw([seen, [], ["gradcam"], [], 1, 1, True, False], lambda done, what: None)[1]
+    assert "no image is chosen" in act.coverage([Seen(), [], [], [], 1, 1, True, False])[1]
+    drawn, note = act.draw([more, [more.offered[-1]], ["gradcam"], [], 1, 1, True, False], lambda done, what: None)
+    assert "coffee mug" in drawn and "1 map of chelsea" in note

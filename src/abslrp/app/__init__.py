@@ -1,1 +1,1 @@
-"""The local web page: what it computes (``workshop``), what it says (``views``), and Gradio around both (``page``)."""
+"""The local web page: what it computes (``workshop``), shows (``views``) and does (``actions``), and Gradio around them (``page``)."""

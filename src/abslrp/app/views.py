@@ -25,6 +25,9 @@ from abslrp.reporting.words import marked, page
 from abslrp.text import TextAttribution
 from abslrp.types import AbslrpError
 
+Told = Callable[[float, str], None]
+"""Hears how far work is, from 0 to 1, and what it is at."""
+
 _LOSSES = 5
 _LEAST_LOSS = 1e-4
 _PARTS = ("score", "LC", "LC_R", "LC_F", "C")
@@ -66,7 +69,7 @@ def labels(shop: Workshop, view: View) -> dict[int, ClassChance]:
 
 
 def maps(
-    shop: Workshop, view: View, told: Callable[[float, str], None] = lambda done, what: None
+    shop: Workshop, view: View, told: Told = lambda done, what: None
 ) -> tuple[dict[Key, np.ndarray], dict[str, str]]:
     """The maps of a view, and why some methods have none; ``told`` hears how far it is."""
     for given, what in ((view.classes, "class"), (view.methods, "method")):
@@ -86,7 +89,7 @@ def maps(
     return made, failed
 
 
-def maps_html(shop: Workshop, view: View, told: Callable[[float, str], None] = lambda done, what: None) -> str:
+def maps_html(shop: Workshop, view: View, told: Told = lambda done, what: None) -> str:
     """A row for every class with a picture for every method, and a sentence for every method that does not fit the model."""
     made, failed = maps(shop, view, told)
     shown = pictures(made, _display(shop, view), **view.drawn)
