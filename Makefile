@@ -16,7 +16,7 @@ app: $(VENV)/.app
 	@$(BIN)/abslrp app
 
 test: $(VENV)/.dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: $(VENV)/.dev
 	@$(BIN)/ruff check .

@@ -17,6 +17,9 @@ from PIL import Image
 
 pytest.importorskip("gradio", reason="no test of the page: pip install 'abslrp[app]'")
 
+# One server is enough: all tests of this file in one process.
+pytestmark = pytest.mark.xdist_group("page")
+
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
