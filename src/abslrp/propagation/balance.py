@@ -20,7 +20,7 @@ from abslrp.propagation import kernels
 from abslrp.propagation.axes import Axis
 from abslrp.propagation.kernels import Recipe
 
-_PIECE = 1 << 17  # elements
+_PIECE = 1 << 17  # elements for each thread
 _ROW, _LONG = 32, 1024
 
 Local = Callable[..., Tensor]
@@ -102,7 +102,7 @@ def _folded(own: Shape, shape: Shape, split: int) -> tuple[int, int, int]:
 def _pieces(shape: tuple[int, int, int]) -> Iterator[tuple[slice, slice]]:
     """Slices of the first two dimensions, each of about a piece's size."""
     segments, middle, inner = shape
-    rows = max(1, _PIECE // max(inner, 1))
+    rows = max(1, _PIECE * torch.get_num_threads() // max(inner, 1))
     if rows < middle:
         for s in range(segments):
             for start in range(0, middle, rows):
@@ -136,7 +136,7 @@ def half_sum(a: Tensor, b: Tensor, x: Tensor, own: bool) -> Tensor:
     """½ (a |x| + b x), in place of a where that is memory of our ``own``."""
     if not own or not (a.is_contiguous() and b.is_contiguous() and x.is_contiguous()):
         return (a * x.abs()).addcmul_(b, x).mul_(0.5)
-    size = _PIECE if a.device.type == "cpu" else max(a.numel(), 1)
+    size = _PIECE * torch.get_num_threads() if a.device.type == "cpu" else max(a.numel(), 1)
     flat = [t.reshape(-1) for t in (a, b, x)]
     for start in range(0, a.numel(), size):
         one, other, part = (t[start : start + size] for t in flat)
