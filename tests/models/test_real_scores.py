@@ -34,11 +34,15 @@ def test_batches_of_real_images_change_no_score(name: str, methods: list[str], s
 
 
 def test_cheap_methods_rank_on_vgg16(shared: Path) -> None:
-    """The default share: GradCAM knows the class, Input×Gradient does not, a constant map knows nothing."""
-    model, x = shared_network(shared, "vgg16"), shared_images(shared, "vgg16", 12)
-    labels = shared_labels(shared, "vgg16", 12)
+    """The default share: GradCAM knows the class, Input×Gradient is near chance, a constant map knows nothing.
+
+    With 24 images: of 12 only five have a partner of their class, and what lies on a few tiles is no chance.
+    """
+    model, x = shared_network(shared, "vgg16"), shared_images(shared, "vgg16", 24)
+    labels = shared_labels(shared, "vgg16", 24)
     with torch.no_grad():
         assert (model(x).argmax(1) == torch.tensor(labels)).float().mean() > 0.8
     found = abslrp.evaluate(model, x, ["gradcam", "input-x-gradient", "constant"], "focus", labels=labels)["focus"]
-    assert found["gradcam"].mean > found["input-x-gradient"].mean > 0.4
+    assert len(found["gradcam"]) > 20 and found["gradcam"].mean > 0.85
+    assert 0.4 < found["input-x-gradient"].mean < 0.6
     assert found["constant"].scores.tolist() == [0.5] * len(found["constant"])
