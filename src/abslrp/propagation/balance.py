@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from abslrp.propagation import kernels
+from abslrp.propagation import kernels, native
 from abslrp.propagation.axes import Axis
 from abslrp.propagation.kernels import Recipe
 
@@ -119,17 +119,36 @@ def balanced(step: Elementwise, R: Tensor, axis: Axis | None, batch: int, joint:
     way = _way(tuple(R.shape), tuple(tuple(o.shape) for o in operands), axis, batch, step.rows)
     if way is None:
         return None
-    if step.recipe is not None and kernels.usable(R):
-        used, shapes = operands, way.operands
-        if step.factor is not None:
-            used, shapes = (step.factor(*operands),), (way.layout.shape,)
-        results = kernels.run(step.recipe, R, used, shapes, way.layout, batch, joint)
-        if results is not None:
-            return step.finish(results)
-    folded = [o.reshape(shape) for o, shape in zip(operands, way.operands, strict=True)]
-    work = _on_cpu if R.device.type == "cpu" else _at_once
-    results = work(step, R.reshape(way.layout.shape), folded, way.layout, batch, joint)
+    results = _by_kernel(step, R, operands, way, batch, joint)
+    if results is None:
+        folded = [o.reshape(shape) for o, shape in zip(operands, way.operands, strict=True)]
+        work = _on_cpu if R.device.type == "cpu" else _at_once
+        results = work(step, R.reshape(way.layout.shape), folded, way.layout, batch, joint)
+        del folded
+    del operands  # what follows may be large itself
     return step.finish(tuple(r.reshape(R.shape) for r in results))
+
+
+def _by_kernel(
+    step: Elementwise, R: Tensor, operands: tuple[Tensor, ...], way: Way, batch: int, joint: bool
+) -> tuple[Tensor, ...] | None:
+    """The scaled results by code of our own, where there is a formula for the step and a way to run it."""
+    recipe, shapes, layout = step.recipe, way.operands, way.layout
+    if recipe is None:
+        return None
+    if kernels.usable(R):
+        if step.factor is not None:
+            operands, shapes = (step.factor(*operands),), (layout.shape,)
+        return kernels.run(recipe, R, operands, shapes, layout, batch, joint)
+    if not native.usable(R):
+        return None
+    if step.factor is None:
+        return native.run(recipe, R, operands, shapes, layout, batch, joint)
+    found = R.new_empty(layout.shape)
+    folded = [o.reshape(shape) for o, shape in zip(operands, shapes, strict=True)]
+    for rows in _pieces(layout.shape):
+        found[rows] = step.factor(*(_cut(o, rows) for o in folded))
+    return native.run(recipe, R, (found,), (layout.shape,), layout, batch, joint, out=found)
 
 
 def half_sum(a: Tensor, b: Tensor, x: Tensor, own: bool) -> Tensor:

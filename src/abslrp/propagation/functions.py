@@ -131,7 +131,9 @@ class Relevance(torch.autograd.Function):
         if meta["passing"] and not meta["state"].loose and not host.unlinked:
             if host.measuring:
                 host.measured(meta["record"], R, 0.0)
-            return (None, None, None, None, maps[0].sum_to_size(ctx.kept.tensors[0].shape))
+            shape = ctx.kept.tensors[0].shape
+            _forget(host, ctx)
+            return (None, None, None, None, maps[0].sum_to_size(shape))
         kept = [_wide(t) for t in ctx.kept.tensors]
         count = len(meta["inputs"])
         inputs, output = kept[:count], kept[count] if len(kept) > count else None
@@ -153,9 +155,16 @@ class Relevance(torch.autograd.Function):
                 change = change + (handed[0] if host.conserve is not each else sum(map(mass, maps))) - mass(before)
         if host.measuring:
             host.measured(meta["record"], R, change)
-        if host.last_pass:
-            ctx.kept.tensors = []
+        _forget(host, ctx)
         return (None, None, None, None, *maps)
+
+
+def _forget(host: Host, ctx: Any) -> None:
+    """Free what was kept, once no relevance will come again."""
+    if host.last_pass:
+        ctx.kept.tensors = []
+        if ctx.meta["late"] is not None:
+            ctx.meta["late"].tensors = []
 
 
 def _metered(step: Transport, handed: list[Tensor]) -> Transport:

@@ -39,7 +39,7 @@ class Recipe(NamedTuple):
     """Which of the step's operands are the formula's, in its order; −1 where there is none."""
 
 
-_KINDS = {"shares": 0, "halves": 1, "sum": 2, "norm": 3, "factor": 4}
+KINDS = {"shares": 0, "halves": 1, "sum": 2, "norm": 3, "factor": 4}
 
 
 @cache
@@ -88,7 +88,7 @@ def _launch(
     strides += [0] * (12 - len(strides))
     numbers = (length, inner, groups, per, recipe.eps, recipe.first, recipe.second, *strides)
     flags = {
-        "KIND": _KINDS[recipe.kind],
+        "KIND": KINDS[recipe.kind],
         "AGREE": recipe.agreeing,
         "BIAS": recipe.bias,
         "CENTRED": recipe.centred,

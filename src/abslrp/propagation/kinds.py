@@ -6,7 +6,7 @@ operation and the engine alone decides what is kept, cloned or freed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -23,6 +23,22 @@ def vector_jacobian(function: Callable[[Tensor], Tensor], x: Tensor, g: Tensor) 
         leaf = x.detach().requires_grad_()
         value = function(leaf)
     return torch.autograd.grad(value, leaf, g.to(value.dtype))[0]
+
+
+Part = Callable[..., Tensor]
+"""(weight, room or None) ↦ a part of the weight, in that room if there is one."""
+
+
+def _positive(w: Tensor, out: Tensor | None = None) -> Tensor:
+    return torch.clamp(w, min=0, out=out)
+
+
+def _negative(w: Tensor, out: Tensor | None = None) -> Tensor:
+    return torch.clamp(w, max=0, out=out)
+
+
+def _absolute(w: Tensor, out: Tensor | None = None) -> Tensor:
+    return torch.abs(w, out=out)
 
 
 @dataclass(frozen=True)
@@ -56,18 +72,18 @@ class LinearMap:
         return self.transpose(g, x, self._weight(x))
 
     def positive(self) -> LinearMap:
-        return self if self.weight is None else self._part(lambda w: w.clamp(min=0))
+        return self if self.weight is None else self._part(_positive)
 
     def negative(self) -> LinearMap | None:
-        return None if self.weight is None else self._part(lambda w: w.clamp(max=0))
+        return None if self.weight is None else self._part(_negative)
 
     def absolute(self) -> LinearMap:
-        return self if self.weight is None else self._part(torch.abs)
+        return self if self.weight is None else self._part(_absolute)
 
     def _with(self, weight: Tensor) -> LinearMap:
         return LinearMap(self.function, self.transpose, weight, self.fresh, self.rows)
 
-    def _part(self, part: Callable[[Tensor], Tensor]) -> LinearMap:
+    def _part(self, part: Part) -> LinearMap:
         assert self.weight is not None
         if self.rows and self.weight.numel() > _LARGE[self.weight.device.type == "cpu"]:
             return _streamed(self, self.weight, part)
@@ -77,19 +93,30 @@ class LinearMap:
 _LARGE = {True: 1 << 22, False: 1 << 26}
 
 
-def _streamed(whole: LinearMap, weight: Tensor, part: Callable[[Tensor], Tensor]) -> LinearMap:
-    """A part of a large weight, made some rows at a time and never held as a whole."""
+def _streamed(whole: LinearMap, weight: Tensor, part: Part) -> LinearMap:
+    """A part of a large weight, made some rows at a time and never held as a whole.
+
+    One room for all of them: taken and given back each time, rooms of this size leave gaps that nothing else fits.
+    """
     size = max(1, _LARGE[weight.device.type == "cpu"] // max(weight[0].numel(), 1))
     starts = range(0, len(weight), size)
 
+    def parts(w: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        room = torch.empty_like(w[:size])
+        for i in starts:
+            rows = slice(i, i + size)
+            yield rows, part(w[rows], room[: len(w[rows])])
+
     def apply(x: Tensor, w: Tensor) -> Tensor:
-        return torch.cat([whole.function(x, part(w[i : i + size])) for i in starts], -1)
+        return torch.cat([whole.function(x, some) for _, some in parts(w)], -1)
 
     def transpose(g: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        r = whole.transpose(g[..., :size], x, part(w[:size]))
-        for i in starts[1:]:
-            r += whole.transpose(g[..., i : i + size], x, part(w[i : i + size]))
-        return r
+        found: Tensor | None = None
+        for rows, some in parts(w):
+            r = whole.transpose(g[..., rows], x, some)
+            found = r if found is None else found.add_(r)
+        assert found is not None
+        return found
 
     return LinearMap(apply, transpose, weight, True)
 
