@@ -95,6 +95,7 @@ def explain(
     from abslrp.batches import Job, explain_files
     from abslrp.inputs.images import find_images
     from abslrp.inputs.models import load_model
+    from abslrp.inputs.plain import check_writable
     from abslrp.registry import method as find_method
     from abslrp.reporting.tables import class_table
     from abslrp.types import AbslrpError
@@ -103,6 +104,7 @@ def explain(
         raise AbslrpError("--target and --top were both given: choose one.")
     find_method(method)
     settings, paths = read_settings(option), find_images(images)
+    check_writable(out)
     loaded = load_model(model, weights, device=device, pretrained=not random_weights)
     job = Job(loaded, out, method, settings, _class_index(target, loaded, device), top or 1, device)
     console, notes, failures = Console(), Console(stderr=True), []
@@ -194,9 +196,11 @@ def demo(out: Out = Path("abslrp-out")) -> None:
     from abslrp.experiments.config import make_config
     from abslrp.experiments.store import FILE
     from abslrp.inputs.models import load_model, sample_images
+    from abslrp.inputs.plain import check_writable
     from abslrp.reporting.heatmaps import save_png
     from abslrp.reporting.tables import by_family
 
+    check_writable(out)
     loaded, photographs, notes = load_model(), sample_images(), Console(stderr=True)
     print(f"Explaining {len(photographs)} photographs with {loaded.name} …", flush=True)
     classes = save_png(contact_sheet(loaded, photographs, ["abslrp", "abslrp-agree"]), out / "demo.png")
@@ -283,7 +287,8 @@ def _sentence(error: Exception) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """A message on one line; names of files may hold what would move the cursor or colour the terminal."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(text.split()))
 
 
 if __name__ == "__main__":

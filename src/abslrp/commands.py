@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
@@ -88,8 +89,10 @@ def evaluate(
 
     values = {**(read_file(config) if config is not None else {}), **given}
     how = {key: values.pop(key) for key in HOW if key in values}
-    home = Path(how.pop("out", _OUT)).expanduser()
+    from abslrp.inputs.plain import check_writable, expanded
     from abslrp.inputs.sentences import is_table
+
+    home = expanded(how.pop("out", _OUT))
 
     if is_table(str(values.get("data", ""))):
         from abslrp.text_command import evaluate_sentences
@@ -97,6 +100,8 @@ def evaluate(
         evaluate_sentences({**values, **{k: how[k] for k in how if k not in ("device", "batch")}}, home, **_run_by(how))
         return
     runs = [(home / folder, make_config(one)) for folder, one in expand(values)]
+    for folder, _ in runs:
+        check_writable(folder, "opened as a run")
     for folder, one in runs:
         evaluate_into(folder, one, **how)
 
@@ -217,8 +222,8 @@ def read_batch(given: Any) -> int | None:
 
     if given in (None, "auto"):
         return None
-    if not str(given).isdigit() or int(given) < 1:
-        raise AbslrpError(f"--batch {given} is not understood: give auto, or a whole number of at least 1.")
+    if not re.fullmatch(r"[0-9]{1,18}", str(given)) or int(given) < 1:
+        raise AbslrpError(f"--batch {str(given)[:80]} is not understood: give auto, or a whole number of at least 1.")
     return int(given)
 
 

@@ -56,10 +56,16 @@ def write_run_report(
     """
     from abslrp.experiments.findings import read_findings
     from abslrp.experiments.store import Store
+    from abslrp.inputs.plain import check_writable
     from abslrp.reporting.html import NAME, render, write_report
+    from abslrp.types import AbslrpError
 
     with Store.open(run) as store:
         findings = read_findings(store)
+    page_file = out or run / NAME
+    if page_file.is_dir():
+        raise AbslrpError(f"{page_file} is a folder: name a file with --out, such as {page_file / NAME}.")
+    check_writable(page_file.parent)
     made, why = None, "They were not asked for."
     if pictures:
         made, why = _pictures(findings, data, weights, device, told)
@@ -67,7 +73,7 @@ def write_run_report(
             tell(f"without pictures: {why}")
     told("writing")
     page = render(findings, made, run=str(run), why=why, command=_command(findings, run))
-    return write_report(page, out or run / NAME)
+    return write_report(page, page_file)
 
 
 def _pictures(

@@ -61,6 +61,7 @@ def explain_text(
     """Show which words of texts speak for a class and which against: in colour on screen, as HTML and as PNG."""
     from abslrp.cli import read_settings
     from abslrp.inputs.models import resolve_target
+    from abslrp.inputs.plain import check_writable
     from abslrp.reporting import words
     from abslrp.text import TEXT_DEFAULT, check_method
     from abslrp.text import explain_text as explain
@@ -68,6 +69,7 @@ def explain_text(
     how = method or TEXT_DEFAULT
     check_method(how)
     given = _gathered(texts, file)
+    check_writable(out)
     classifier = _loaded(model, device)
     names = classifier.class_names
     aim = None if target is None else resolve_target(target, names, len(names))
@@ -161,6 +163,7 @@ def evaluate_sentences(values: Mapping[str, Any], out: Path, device: str = "cpu"
     from abslrp.commands import print_comparison, write_tables
     from abslrp.evaluate_text import evaluate_text
     from abslrp.experiments.config import read_methods
+    from abslrp.inputs.plain import check_writable
     from abslrp.inputs.sentences import read_sentences
     from abslrp.reporting.heatmaps import write_whole
     from abslrp.text import TEXT_DEFAULT, check_method
@@ -170,6 +173,7 @@ def evaluate_sentences(values: Mapping[str, Any], out: Path, device: str = "cpu"
     for one in methods:
         check_method(one.name)
     metrics, options = read_text_metrics(values.get("metrics") or ",".join(_METRICS))
+    check_writable(out)
     numbers, sentences = _drawn(read_sentences(values["data"]), values.get("images"), int(values.get("seed") or 0))
     classifier = _loaded(values.get("model"), device)
     notes = _accuracy(classifier, sentences)

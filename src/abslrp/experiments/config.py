@@ -12,15 +12,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 from abslrp import registry
+from abslrp.inputs.plain import expanded, read_text, shown
 from abslrp.types import AbslrpError
 
 HOW = ("out", "device", "batch", "engine", "address", "workers", "gpus")
 """What a file may say beside the configuration: where and how to run, which changes no score."""
 
+_LARGEST_FILE, _LARGEST_NUMBER = 2**20, 2**63 - 1
 _NUMBER = re.compile(r"[-+]?[\d.][\w.+-]*")
 _PATHS = ("weights", "data", "labels")
 _TEXTS = ("model", "weights", "data", "labels", "split", "preset", "architecture")
@@ -81,8 +82,8 @@ class Config:
     def __post_init__(self) -> None:
         for name, least in (("images", 1), ("seed", 0), ("num_classes", 1)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise AbslrpError(f"{name}={value} must be a whole number of at least {least}.")
+            if value is not None and not least <= value <= _LARGEST_NUMBER:
+                raise AbslrpError(f"{name}={shown(value)} must be a whole number of at least {least} and below 2^63.")
 
     def to_dict(self) -> dict[str, Any]:
         """The configuration as JSON has it."""
@@ -107,7 +108,7 @@ class Config:
     @property
     def hash(self) -> str:
         """The sha256 of :meth:`canonical`, by which a run is known."""
-        return hashlib.sha256(self.canonical().encode()).hexdigest()
+        return hashlib.sha256(self.canonical().encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def difference(old: Config, new: Config) -> list[str]:
@@ -167,7 +168,10 @@ def _check_type(key: str, value: Any) -> None:
     known, words = _TYPES.get(key, ((), ""))
     # Not isinstance, for which true is a whole number.
     if known and type(value) not in known:
-        raise AbslrpError(f"{key}={value!r} is not understood: give {words}.")
+        told = shown(repr(value)) if isinstance(value, str | bool | float) else shown(value)
+        raise AbslrpError(f"{key}={told} is not understood: give {words}.")
+    if isinstance(value, str) and "\0" in value:
+        raise AbslrpError(f"{key}={shown(value)} has a zero byte, which no name has: give {words}.")
 
 
 def _absolute(path: str) -> str:
@@ -181,26 +185,29 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a TOML file says, by the names of the flags; a key that nobody knows is refused.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = Path(folder, "run.toml").write_text('methods = ["abslrp"]\\nimages = 8')
     ...     read_file(f"{folder}/run.toml")
     {'methods': ['abslrp'], 'images': 8}
     """
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
+        text = read_text(expanded(path), _LARGEST_FILE)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise AbslrpError(f"{path} cannot be read ({reason}): name a TOML file.") from None
     library = _toml()
     try:
         found = library.loads(text)
-    except library.TOMLDecodeError as error:
-        raise AbslrpError(f"{path} is no TOML ({error}): mend that line.") from None
+    except RecursionError:
+        raise AbslrpError(f"{path} is no TOML for a run (its brackets are too deep): mend it.") from None
+    except ValueError as error:  # Beside its own error, that of a number with thousands of digits.
+        raise AbslrpError(f"{path} is no TOML ({shown(error, 160)}): mend that line.") from None
     known = [*(one.name for one in fields(Config) if one.name != "optional"), *HOW]
     values = {key.replace("-", "_"): value for key, value in found.items()}
     for key in values:
         if key not in known:
-            raise AbslrpError(f"{path} has the key {key!r}, which is unknown{_near(key, known)}")
+            raise AbslrpError(f"{path} has the key {shown(key)!r}, which is unknown{_near(key, known)}")
         _check_type(key, values[key])
     return values
 
@@ -262,7 +269,9 @@ def _variants(kind: str, given: Any) -> tuple[Variant, ...]:
     elif isinstance(given, Sequence) and all(isinstance(one, Variant) for one in given):
         variants = list(given)
     else:
-        raise AbslrpError(f"{kind}s={given!r} is not understood: write names with commas, such as {_usual(kind)}.")
+        raise AbslrpError(
+            f"{kind}s={shown(repr(given))} is not understood: write names with commas, such as {_usual(kind)}."
+        )
     if not variants:
         raise AbslrpError(f"no {kind} is named: give at least one, such as {_usual(kind)}; 'abslrp {kind}s' lists all.")
     return _each_once(kind, variants)
@@ -286,7 +295,9 @@ def _from_table(kind: str, label: str, value: Any) -> Variant:
         made = _from_text(kind, value)
         return Variant(label, made.name, made.options)
     if not isinstance(value, Mapping):
-        raise AbslrpError(f"{kind} {label!r} is given as {value!r}: write its name as text, or a table of options.")
+        raise AbslrpError(
+            f"{kind} {label!r} is given as {shown(repr(value))}: write its name as text, or a table of options."
+        )
     options = {key.replace("-", "_"): one for key, one in value.items() if key != kind}
     return Variant(label, str(value.get(kind, label)), _plain(options, label))
 
@@ -295,7 +306,9 @@ def _from_text(kind: str, entry: str) -> Variant:
     head, colon, rest = entry.partition(":")
     label, sign, name = (part.strip() for part in head.rpartition("="))
     if not name or (sign and not label):
-        raise AbslrpError(f"{kind} {entry!r} is not understood: write NAME, NAME:KEY=VALUE or LABEL=NAME:KEY=VALUE.")
+        raise AbslrpError(
+            f"{kind} {shown(entry)!r} is not understood: write NAME, NAME:KEY=VALUE or LABEL=NAME:KEY=VALUE."
+        )
     options: dict[str, Any] = {}
     pairs: list[str] = []
     for part in _at_commas(rest) if colon else []:
@@ -307,7 +320,7 @@ def _from_text(kind: str, entry: str) -> Variant:
     for pair in pairs:
         key, equal, value = (part.strip() for part in pair.partition("="))
         if not equal or not key:
-            raise AbslrpError(f"{kind} {entry!r} has the option {pair!r}: write KEY=VALUE.")
+            raise AbslrpError(f"{kind} {shown(entry)!r} has the option {shown(pair)!r}: write KEY=VALUE.")
         options[key.replace("-", "_")] = value if key == "layer" else read_value(value)
     return Variant(label or entry.strip(), name, _plain(options, name))
 
@@ -357,7 +370,7 @@ def read_value(text: str) -> Any:
         return text.lower() == "true"
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # The last two for thousands of signs or brackets.
         return text
     several = value if isinstance(value, tuple | list) else [value]
     return value if several and all(isinstance(one, int | float) for one in several) else text
@@ -384,4 +397,4 @@ def _plain_value(value: Any, what: str) -> Any:
         return [_plain_value(one, what) for one in value]
     if value is None or isinstance(value, (str, bool, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    raise AbslrpError(f"{what} is {value!r}: a run keeps numbers, text, true and false, and lists of them.")
+    raise AbslrpError(f"{what} is {shown(repr(value))}: a run keeps numbers, text, true and false, and lists of them.")

@@ -216,7 +216,8 @@ def _data_name(facts: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def _planned(facts: Mapping[str, Any]) -> dict[str, int]:
-    return {str(name): int(count) for name, count in _mapping(facts.get("planned")).items()}
+    planned = _mapping(facts.get("planned"))
+    return {str(name): count for name, count in planned.items() if isinstance(count, int)}
 
 
 def _infos(facts: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, MetricInfo], list[str]]:

@@ -98,7 +98,7 @@ def run(
 
 def finished(store: Store) -> bool:
     """Whether a run has all the scores that it was to have."""
-    facts = store.facts()
+    facts = _whole_facts(store)
     if "planned" not in facts:
         return False
     counts, unfit = store.counts(), store.unfit()
@@ -187,8 +187,32 @@ def _usable_metrics(config: Config, dataset: Dataset, loaded: LoadedModel) -> tu
     return tuple(usable), notes
 
 
-def _check_same(store: Store, config: Config) -> None:
+def _whole_facts(store: Store) -> dict[str, Any]:
+    """The facts, of the shape in which runs write them: somebody may have worked on the file."""
     facts = store.facts()
+    shapes = {
+        "config": dict,
+        "ids": list,
+        "planned": dict,
+        "sizes": dict,
+        "versions": dict,
+        "device": str,
+        "notes": list,
+    }
+    if "hash" in facts:
+        try:
+            if all(isinstance(facts[name], kind) for name, kind in shapes.items()):
+                Config.from_dict(facts["config"])
+                if all(isinstance(count, int) for count in facts["planned"].values()):
+                    return facts
+        except (KeyError, TypeError, AttributeError):
+            pass
+        raise AbslrpError(f"{store.path} says of itself what no run says: give another --out to begin a new one.")
+    return facts
+
+
+def _check_same(store: Store, config: Config) -> None:
+    facts = _whole_facts(store)
     if facts.get("hash") in (None, config.hash):
         return
     changes = difference(Config.from_dict(facts["config"]), config)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
+import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from abslrp.experiments.packed import pack, unpack
 from abslrp.types import AbslrpError
 
 FILE = "run.sqlite"
@@ -34,6 +35,8 @@ CREATE TABLE IF NOT EXISTS arrays (
 CREATE TABLE IF NOT EXISTS skipped (image TEXT PRIMARY KEY, reason TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS unfit (method TEXT PRIMARY KEY, reason TEXT NOT NULL) WITHOUT ROWID;
 """
+_TABLES = {"facts", "scores", "arrays", "skipped", "unfit"}
+_MAKE = f"PRAGMA synchronous=NORMAL; BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={VERSION}; COMMIT;"
 
 
 @dataclass(frozen=True)
@@ -65,21 +68,16 @@ class Store:
     def open(cls, folder: Path, *, create: bool = False) -> Store:
         """The run in a folder; ``create`` makes it where there is none."""
         path = folder / FILE
-        if not create and not path.is_file():
+        if not create and not os.path.isfile(path):
             raise AbslrpError(
                 f"{folder} holds no run ({FILE} is not there): make one with abslrp evaluate --out {folder}."
             )
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # Transactions are begun by hand, so that a reader never sees half of a piece.
-            connection = sqlite3.connect(path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
-            _patiently(connection, "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;" + (_SCHEMA if create else ""))
-            connection.execute("SELECT count(*) FROM facts").fetchone()
-        except (sqlite3.Error, OSError) as error:
-            raise AbslrpError(
-                f"{path} cannot be opened as a run ({error}): name another folder, or delete it to begin again."
-            ) from None
-        return cls(connection, path)
+            if create:
+                folder.mkdir(parents=True, exist_ok=True)
+            return cls(_opened(path, create), path)
+        except (sqlite3.Error, OSError, ValueError) as error:
+            raise AbslrpError(_unopened(path, error)) from None
 
     def close(self) -> None:
         self._db.close()
@@ -102,14 +100,16 @@ class Store:
             raise AbslrpError(
                 f"{self.path} cannot be written ({error}): free the disk or the file, then run again."
             ) from None
-        except BaseException:
+        except BaseException as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
+            if isinstance(error, UnicodeEncodeError):
+                raise AbslrpError(f"{error.object!r} is a name that is not UTF-8: rename it, then run again.") from None
             raise
 
     def add(self, rows: Iterable[Row], arrays: Mapping[tuple[str, str, str, str], np.ndarray] | None = None) -> None:
         """Write rows, and arrays by (image, method, metric, part), all or none; what is there already is replaced."""
-        packed = [(*key, _packed(value)) for key, value in (arrays or {}).items()]
+        packed = [(*key, pack(value)) for key, value in (arrays or {}).items()]
         with self._transaction():
             self._db.executemany(
                 "INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?, ?)",
@@ -119,7 +119,10 @@ class Store:
 
     def facts(self) -> dict[str, Any]:
         """What is known of the run: its configuration, hash, versions, seeds, device, image ids, class names."""
-        return {name: json.loads(value) for name, value in self._read("SELECT name, value FROM facts")}
+        try:
+            return {name: json.loads(value) for name, value in self._read("SELECT name, value FROM facts")}
+        except (ValueError, TypeError, RecursionError):
+            raise self._damaged("a fact is not what was written") from None
 
     def note(self, **facts: Any) -> None:
         """Write facts, each replacing what was there under its name."""
@@ -176,7 +179,11 @@ class Store:
     def rows(self) -> list[Row]:
         """All rows, sorted."""
         wanted = "SELECT image, method, metric, part, value, flag FROM scores ORDER BY image, method, metric, part"
-        return [Row(*row) for row in self._read(wanted)]
+        rows = [Row(*row) for row in self._read(wanted)]
+        # SQLite lets any kind of value stand in any column.
+        if not all(isinstance(row.value, float) and isinstance(row.image, str) for row in rows):
+            raise self._damaged("a score is not a number")
+        return rows
 
     def scores(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
         """Values by metric, method, part and image."""
@@ -199,7 +206,10 @@ class Store:
         """An array that was kept, or None."""
         wanted = "SELECT data FROM arrays WHERE image = ? AND method = ? AND metric = ? AND part = ?"
         found = self._read(wanted, (image, method, metric, part))
-        return _unpacked(found[0][0]) if found else None
+        try:
+            return unpack(found[0][0]) if found else None
+        except ValueError as error:
+            raise self._damaged(f"{part} of {method} on {image} {error}") from None
 
     def kept(self) -> list[tuple[str, str, str, str]]:
         """The (image, method, metric, part) of all arrays."""
@@ -209,29 +219,79 @@ class Store:
         try:
             return self._db.execute(query, values).fetchall()
         except sqlite3.Error as error:
-            raise AbslrpError(f"{self.path} cannot be read ({error}): it is damaged, or no run of abslrp.") from None
+            raise self._damaged(str(error)) from None
+
+    def _damaged(self, why: str) -> AbslrpError:
+        return AbslrpError(
+            f"{self.path} cannot be read ({why}): it is damaged, or no run of abslrp; go back to a copy of it, or run again "
+            "with another --out."
+        )
 
 
-def _patiently(connection: sqlite3.Connection, script: str) -> None:
-    """Run a script; two processes that open a new file at once are in each other's way, and SQLite waits only later."""
+def _opened(path: Path, create: bool) -> sqlite3.Connection:
+    """A connection to a file that was looked at before anything in it was changed."""
+    # Transactions are begun by hand, so that a reader never sees half of a piece.
+    connection = sqlite3.connect(path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
+    try:
+        try:
+            _patiently(connection, lambda: _check(connection, create))
+        except sqlite3.OperationalError as error:
+            if create or "locked" in str(error) or _has_content(path.with_name(f"{FILE}-wal")):
+                raise
+            # Where nothing can be written SQLite cannot make the files by which readers and writers agree.
+            connection.close()
+            connection = sqlite3.connect(f"{path.resolve().as_uri()}?immutable=1", uri=True, check_same_thread=False)
+            _check(connection, create)
+        if create:
+            _patiently(connection, lambda: connection.execute("PRAGMA journal_mode=WAL"))
+            _patiently(connection, lambda: connection.executescript(_MAKE))
+        return connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _check(connection: sqlite3.Connection, create: bool) -> None:
+    """Refuse what is no run, what is damaged, and what a later version wrote: such a file is left as it is."""
+    connection.execute("PRAGMA trusted_schema=OFF")
+    found = connection.execute(
+        "SELECT type, name FROM sqlite_master WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+    ).fetchall()
+    if not {name for _, name in found} <= _TABLES or any(kind != "table" for kind, _ in found):
+        raise ValueError("it holds other tables than a run has")
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version not in (0, VERSION):  # Before versions were written there was but this one.
+        raise ValueError(f"it has version {version} of runs, and this abslrp knows version {VERSION}")
+    if not found and not create:
+        raise ValueError("it is empty")
+    said = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if said != "ok":
+        raise sqlite3.DatabaseError(" ".join(said.split()))
+
+
+def _unopened(path: Path, error: Exception) -> str:
+    """Why a run could not be opened, and what to do: a file that is only held by others is not to be thrown away."""
+    if "locked" in str(error):
+        return f"{path} is held by another process ({error}): wait until it ends, then run again."
+    if isinstance(error, (OSError, sqlite3.OperationalError)):
+        return f"{path} cannot be opened as a run ({error}): name another folder, or one that can be written."
+    return f"{path} cannot be opened as a run ({error}): name another folder, or move it away to begin again."
+
+
+def _has_content(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def _patiently(connection: sqlite3.Connection, work: Callable[[], object]) -> None:
+    """Do work; two processes that open a new file at once are in each other's way, and SQLite waits only later."""
     end = time.monotonic() + _WAIT
     while True:
         try:
-            connection.executescript(script)
+            work()
             return
         except sqlite3.OperationalError as error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
             if "locked" not in str(error) or time.monotonic() > end:
                 raise
             time.sleep(0.02)
-
-
-def _packed(value: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, value=value)
-    return buffer.getvalue()
-
-
-def _unpacked(data: bytes) -> np.ndarray:
-    with np.load(io.BytesIO(data), allow_pickle=False) as found:
-        value: np.ndarray = found["value"]
-        return value

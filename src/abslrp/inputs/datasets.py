@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import math
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
-from abslrp.inputs.images import Box, Transform, find_images, read_image, to_rgb
+from abslrp.inputs.images import Box, Transform, find_images, open_image, read_image
 from abslrp.inputs.models import sample_images
+from abslrp.inputs.plain import expanded, shown
+from abslrp.inputs.rows import match_classes, open_rows, read_row
 from abslrp.inputs.voc import (
     VOC_CLASSES,
     Boxes,
@@ -156,15 +155,21 @@ def open_dataset(
             raise AbslrpError(f"{text} takes no labels file: name a folder of images for {os.fspath(labels)}.")
         return _samples(names) if text == "samples" else _hugging_face(text, names, split)
     root = _folder(text, text)
-    voc = find_voc(root) if labels is None else None
-    dataset = _open_voc(voc, split, difficult) if voc else _open_folder(root, names, labels, split)
+    try:
+        voc = find_voc(root) if labels is None else None
+        dataset = _open_voc(voc, split, difficult) if voc else _open_folder(root, names, labels, split)
+    except OSError as error:
+        where, reason = shown(error.filename or text, 300), error.strerror or str(error)
+        raise AbslrpError(f"dataset {text!r} cannot be searched, for {where}: {reason}: mend or move it.") from None
     return _in_range(dataset)
 
 
 def _folder(text: str, spec: str) -> Path:
-    folder = Path(text).expanduser()
-    if not text or not folder.exists():
-        raise AbslrpError(f"dataset {spec!r} does not exist: name a folder of images, hf:FOLDER, or samples.")
+    folder = expanded(text)
+    if not text or not os.path.exists(folder):
+        raise AbslrpError(
+            f"dataset {shown(spec, 300)!r} does not exist: name a folder of images, hf:FOLDER, or samples."
+        )
     if not folder.is_dir():
         raise AbslrpError(f"dataset {spec!r} is a file, not a folder: name the folder of the images.")
     if not os.access(folder, os.R_OK | os.X_OK):
@@ -206,9 +211,10 @@ def _open_folder(
 ) -> Dataset:
     home = _enter(root, split)
     ids = _image_ids(home)
+    ids, skipped = _nameable(ids)
     classes, names = classes_table((home, root))
     if labels is not None:
-        by_id = listed_labels(Path(labels).expanduser(), ids, classes)
+        by_id = listed_labels(expanded(labels), ids, classes)
         ids = sorted(by_id)
     else:
         classes, names = _folder_classes(home, ids, class_names) if not classes else (classes, names)
@@ -216,7 +222,24 @@ def _open_folder(
     boxes = boxes_table((home, root), ids, by_id, classes)
     items = tuple(_item(home / name, name, by_id.get(name, ()), boxes.get(name, {})) for name in ids)
     title = home.resolve().name if home == root else f"{root.resolve().name}-{home.name}"
-    return Dataset(title, items, class_names or names, functools.partial(_read_file, home))
+    return Dataset(title, items, class_names or names, functools.partial(_read_file, home), skipped)
+
+
+def _nameable(ids: list[str]) -> tuple[list[str], tuple[tuple[str, str], ...]]:
+    """The ids that a run can write down, and those that are bytes in no encoding, with what to do."""
+    odd = [name for name in ids if not _is_text(name)]
+    if len(odd) == len(ids):
+        raise AbslrpError(f"no image has a name that is UTF-8, the first is {shown(odd[0])}: rename them.")
+    said = ((shown(name), f"{shown(name)} has a name that is not UTF-8: rename it.") for name in odd)
+    return [name for name in ids if _is_text(name)], tuple(said)
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _enter(root: Path, split: str) -> Path:
@@ -238,6 +261,8 @@ def _subfolders(folder: Path) -> list[str]:
 def _image_ids(home: Path) -> list[str]:
     # A search does not go through linked folders by itself, and many keep a subset of ImageNet as links.
     links = [path for path in home.iterdir() if path.is_symlink() and path.is_dir()]
+    # One that leads back to where it stands, or above, would bring in what is no part of the data.
+    links = [path for path in links if not home.resolve().is_relative_to(path.resolve())]
     paths = (path.relative_to(home) for path in find_images([home, *links]))
     ids = sorted(path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts))
     if not ids:
@@ -271,31 +296,7 @@ def _folder_classes(
             return {name: index for index, name in enumerate(known)}, known
     if not used or any("/" not in name for name in ids):
         return {}, None
-    return _match(folders, used, class_names, str(home)), folders
-
-
-def _match(names: list[str], used: list[str], class_names: list[str] | None, where: str) -> dict[str, int]:
-    """The model's class of each name: by its name, or by order if it has as many; none if it is about other things."""
-    in_order = {name: index for index, name in enumerate(names)}
-    if class_names is None:
-        return in_order
-    plain = [_plain(name) for name in class_names]
-    by_name = {name: plain.index(_plain(name)) for name in used if plain.count(_plain(name)) == 1}
-    if len(by_name) == len(used):
-        return by_name
-    if len(names) == len(class_names) and all(in_order[name] == index for name, index in by_name.items()):
-        return in_order
-    if by_name:
-        unknown = next(name for name in used if name not in by_name)
-        raise AbslrpError(
-            f"{unknown!r} in {where} is no class of the model, while {next(iter(by_name))!r} is: call it as the model "
-            "does, or add a classes.csv with the columns index, folder, name."
-        )
-    return {}
-
-
-def _plain(name: str) -> str:
-    return " ".join(name.replace("_", " ").casefold().split())
+    return match_classes(folders, used, class_names, str(home)), folders
 
 
 def _item(
@@ -316,10 +317,8 @@ def _upright(path: Path, boxes: Boxes, drawn: tuple[int, int] | None) -> tuple[B
     Annotators saw the pixels as stored, unless the size that they wrote down is that of the upright image.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
-                size, turn, done = image.size, _orientation(image), image.format == "TIFF"
+        with open_image(path) as image:
+            size, turn, done = image.size, _orientation(image), image.format == "TIFF"
     except Exception:  # What is wrong with the file is said when it is read.
         return boxes, drawn
     if turn >= 5 and not done:  # Pillow opens a TIFF with its upright size.
@@ -372,79 +371,10 @@ def _open_voc(root: Path, split: str, difficult: bool) -> Dataset:
 
 def _hugging_face(spec: str, class_names: list[str] | None, split: str) -> Dataset:
     folder = _folder(spec.removeprefix("hf:"), spec)
-    library = _hugging_face_library(spec)
-    try:
-        stored = library.load_from_disk(str(folder))
-    except Exception as error:  # Anything from a missing file to a broken table.
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise AbslrpError(f"{spec} could not be loaded ({reason}): name a folder made by save_to_disk.") from None
-    rows, title = _split_of(stored, split, spec)
-    rows = rows.with_format(None)
-    image = next((name for name, kind in rows.features.items() if isinstance(kind, library.Image)), None)
-    if image is None:
-        raise AbslrpError(f"{spec} has no column of images, only {', '.join(rows.features)}: cast one to Image.")
-    labels, names = _row_labels(rows, class_names, spec)
-    items = tuple(Item(f"{number:08d}", labels[number] if labels else ()) for number in range(len(rows)))
-    reader = functools.partial(_read_row, rows, image)
-    return _in_range(Dataset(f"hf:{folder.resolve().name}{title}", items, class_names or names, reader))
-
-
-def _hugging_face_library(spec: str) -> Any:
-    try:
-        library = importlib.import_module("datasets")
-    except ImportError:
-        library = None
-    # A folder called datasets beside the program imports as an empty package.
-    if not hasattr(library, "load_from_disk"):
-        raise AbslrpError(f"{spec} needs the package datasets: pip install datasets.")
-    return library
-
-
-def _split_of(stored: Any, split: str, spec: str) -> tuple[Any, str]:
-    """One split of what was stored, and the end of the dataset's name."""
-    if not isinstance(stored, dict):
-        return stored, ""
-    wanted = [name for name in (split, "validation" if split == "val" else split) if name in stored]
-    if split == "val" and len(stored) == 1:
-        wanted = wanted or list(stored)
-    if not wanted:
-        raise AbslrpError(f"{spec} has no split {split!r}: choose one of {', '.join(stored)}.")
-    return stored[wanted[0]], f"-{wanted[0]}"
-
-
-def _row_labels(rows: Any, class_names: list[str] | None, spec: str) -> tuple[list[tuple[int, ...]], list[str] | None]:
-    """The classes of every row, and their names; nothing where no column has any."""
-    column, names = _label_column(rows.features)
-    if column is None:
-        return [], None
-    # A label of -1 is how Hugging Face says that there is none.
-    written = ([value] if isinstance(value, int) else value or [] for value in rows[column])
-    known = [{label for label in values if label >= 0} for values in written]
-    if names is not None:
-        classes = _match(names, names, class_names, spec)
-        known = [{classes[names[label]] for label in values if names[label] in classes} for values in known]
-    return [tuple(sorted(values)) for values in known], names
-
-
-def _label_column(features: Any) -> tuple[str | None, list[str] | None]:
-    """The first column of class labels, one or several each, with their names, or else of numbers called label."""
-    for column, kind in features.items():
-        names = getattr(kind, "names", None) or getattr(getattr(kind, "feature", None), "names", None)
-        if names:
-            return column, list(names)
-    for column in ("label", "labels"):
-        kind = features.get(column)
-        if "int" in str(getattr(getattr(kind, "feature", kind), "dtype", "")):
-            return column, None
-    return None, None
-
-
-def _read_row(rows: Any, column: str, name: str) -> Image.Image:
-    try:
-        image = rows[int(name)][column]
-        return to_rgb(ImageOps.exif_transpose(image))
-    except Exception as error:  # Damaged images surface as anything, as they do in read_image.
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise AbslrpError(
-            f"row {int(name)} has no image that Pillow can read ({reason}): get the data again."
-        ) from None
+    rows = open_rows(folder, spec, class_names, split)
+    items = tuple(
+        Item(f"{number:08d}", rows.labels[number] if rows.labels else ()) for number in range(len(rows.stored))
+    )
+    title = f"hf:{folder.resolve().name}{rows.title}"
+    reader = functools.partial(read_row, rows.stored, rows.column)
+    return _in_range(Dataset(title, items, class_names or rows.names, reader))

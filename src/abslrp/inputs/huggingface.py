@@ -26,14 +26,16 @@ def load_huggingface(
     from transformers import AutoConfig, AutoModelForImageClassification
 
     with quiet():
-        config = AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         given = int(config.num_labels)
         if weights is not None:
             model = load_weights(lambda count: _from_config(config, count), read_weights(weights), label, num_classes)
         elif pretrained:
             if num_classes not in (None, given):
                 raise AbslrpError(f"{label} has {given} classes, not {num_classes}: give weights= of your own.")
-            model, report = AutoModelForImageClassification.from_pretrained(name, output_loading_info=True)
+            model, report = AutoModelForImageClassification.from_pretrained(
+                name, trust_remote_code=False, output_loading_info=True
+            )
             refuse_new_weights(report, label)
         else:
             model = _from_config(config, num_classes)
@@ -67,7 +69,7 @@ def _transform(name: str, config: Any, label: str, *, strict: bool) -> Transform
     from transformers import AutoImageProcessor
 
     try:
-        processor = AutoImageProcessor.from_pretrained(name)
+        processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
     except Exception as error:
         size = getattr(config, "image_size", None)
         if strict or not isinstance(size, int):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import glob
+import io
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +16,23 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from abslrp.inputs.plain import shown
 from abslrp.types import AbslrpError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
 """The endings by which :func:`find_images` knows image files in a folder; a file named outright may have any."""
+
+FORMATS = (
+    *("PNG", "JPEG", "MPO", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF"),
+    *("ICO", "ICNS", "PCX", "PSD", "SGI", "QOI", "DDS", "XBM", "TGA"),
+)
+"""What Pillow may decode: not EPS, for which it starts another program, nor formats that it hands to others."""
+
+MOST_PIXELS = 178_956_970
+"""More are refused before anything is unpacked; it is Pillow's own bound, which other libraries lift."""
+
+_BAND = 2**22
+_LARGE = 2**24
 
 Box = tuple[float, float, float, float]
 """The edges (x0, y0, x1, y1) of a rectangle in pixels; the image's own are (0, 0, width, height)."""
@@ -44,32 +60,54 @@ def read_image(path: str | os.PathLike[str]) -> Image.Image:
     ('RGB', (4, 2), (255, 255, 255))
     """
     path = Path(path)
-    if not path.exists():
-        raise AbslrpError(f"{path} does not exist: name an image file.")
-    if path.is_dir():
+    if os.path.isdir(path):
         raise AbslrpError(f"{path} is a folder, not an image: name a file in it.")
+    if not os.path.exists(path):
+        raise AbslrpError(f"{shown(path, 300)} does not exist: name an image file.")
+    if not os.path.isfile(path):
+        raise AbslrpError(f"{path} is no plain file: name an image file.")
+    if path.stat().st_size == 0:
+        raise AbslrpError(f"{path} is empty: name an image file with something in it.")
+    return decode_image(path, str(path))
+
+
+def decode_image(source: Path | bytes, name: str) -> Image.Image:
+    """Decode a file or its bytes as :func:`read_image` does; what is wrong is told of ``name``."""
     try:
-        if path.stat().st_size == 0:
-            raise AbslrpError(f"{path} is empty: name an image file with something in it.")
-        with warnings.catch_warnings():
-            # Pillow warns from 90 megapixels and refuses from twice that; the refusal is the one that matters.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
-                image.load()
-                return to_rgb(_upright(image))
+        with open_image(source) as image:
+            image.load()
+            _turn_upright(image)
+            return to_rgb(image)
     except UnidentifiedImageError:
-        raise AbslrpError(f"{path} is not an image that Pillow can read: convert it to PNG or JPEG.") from None
+        raise AbslrpError(f"{name} is not an image that Pillow can read: convert it to PNG or JPEG.") from None
     except Image.DecompressionBombError:
-        raise AbslrpError(f"{path} has too many pixels to open safely: scale it down first.") from None
+        raise AbslrpError(f"{name} has too many pixels to open safely: scale it down first.") from None
     except PermissionError:
-        raise AbslrpError(f"{path} may not be read: change its permissions.") from None
-    except AbslrpError:
-        raise
+        raise AbslrpError(f"{name} may not be read: change its permissions.") from None
     except MemoryError:
-        raise AbslrpError(f"{path} does not fit into memory: scale it down first.") from None
+        raise AbslrpError(f"{name} does not fit into memory: scale it down first.") from None
     except Exception as error:  # Damaged files surface as anything from OSError to struct.error and SyntaxError.
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise AbslrpError(f"{path} is damaged or cut short ({reason}): get the file again.") from error
+        reason = shown(" ".join(str(error).split()) or type(error).__name__, 160)
+        raise AbslrpError(f"{name} is damaged or cut short ({reason}): get the file again.") from error
+
+
+@contextmanager
+def open_image(source: str | os.PathLike[str] | bytes) -> Iterator[Image.Image]:
+    """Open an image as Pillow does, of a format in ``FORMATS`` and of no more than ``MOST_PIXELS``."""
+    with warnings.catch_warnings():
+        # Pillow warns from 90 megapixels and of much that is odd in a file; the refusals are what matters.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        warnings.simplefilter("ignore", UserWarning)
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_formats()) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise Image.DecompressionBombError(f"{image.width} by {image.height} pixels")
+            yield image
+
+
+@functools.cache
+def _formats() -> tuple[str, ...]:
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -81,29 +119,57 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F" or image.mode.startswith("I"):
         return Image.fromarray(_to_bytes(np.asarray(image), image.mode)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        clear = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear).convert("RGB")
+        return _by_bands(image, _on_white)
     return image.convert("RGB")
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def _on_white(image: Image.Image) -> Image.Image:
+    clear = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear).convert("RGB")
+
+
+def _by_bands(image: Image.Image, turn: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Turn a large image piece by piece into RGB: whole, its copies on the way would take several times its memory."""
+    if image.width * image.height <= _LARGE:
+        return turn(image)
+    made = Image.new("RGB", image.size)
+    rows = max(1, _BAND // image.width)
+    for top in range(0, image.height, rows):
+        made.paste(turn(image.crop((0, top, image.width, min(top + rows, image.height)))), (0, top))
+    return made
+
+
+def _turn_upright(image: Image.Image) -> None:
     try:
-        return ImageOps.exif_transpose(image)
+        ImageOps.exif_transpose(image, in_place=True)
     except Exception:  # A broken EXIF block says nothing of the pixels, which are already loaded.
-        return image
+        return
 
 
 def _to_bytes(values: np.ndarray, mode: str) -> np.ndarray:
     """Deep grey values as uint8: 16 bit and 0..1 are scaled, 0..255 stays, anything beyond is stretched."""
-    values = np.nan_to_num(values.astype(np.float64))
-    low, high = float(values.min()), float(values.max())
+    rows = max(1, _BAND // values.shape[1])
+    parts = [slice(top, top + rows) for top in range(0, len(values), rows)]
+    bounds = [(part.min(), part.max()) for part in (_numbers(values[one]) for one in parts)]
+    low, high = float(min(one for one, _ in bounds)), float(max(one for _, one in bounds))
+    found = np.empty(values.shape, dtype=np.uint8)
+    for one in parts:
+        found[one] = np.round(_scaled(_numbers(values[one]), low, high, mode)).astype(np.uint8)
+    return found
+
+
+def _numbers(values: np.ndarray) -> np.ndarray:
+    return np.nan_to_num(values.astype(np.float64))
+
+
+def _scaled(values: np.ndarray, low: float, high: float, mode: str) -> np.ndarray:
     if low < 0 or high > 65535:
-        values = (values - low) / (high - low) * 255
-    elif mode.startswith("I;16") or high > 255:
-        values = values / 257
-    elif mode == "F" and high <= 1:
-        values = values * 255
-    return np.round(values).astype(np.uint8)
+        return (values - low) / ((high - low) or 1) * 255
+    if mode.startswith("I;16") or high > 255:
+        return values / 257
+    if mode == "F" and high <= 1:
+        return values * 255
+    return values
 
 
 @dataclass(frozen=True)
@@ -222,17 +288,38 @@ def find_images(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     found: dict[Path, Path] = {}
     for name in named:
         for path in _expand(name):
-            found.setdefault(path.resolve(), path)
+            found.setdefault(_real(path), path)
     if not found:
         raise AbslrpError(f"no image found in {', '.join(named) or 'an empty list'}: name image files or their folder.")
     return list(found.values())
 
 
+def _real(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError):  # A ring of links, or a name that no file can have.
+        return path
+
+
 def _expand(name: str) -> list[Path]:
     path = Path(name)
-    if path.is_dir():
-        return sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
-    if path.exists() or not glob.has_magic(name):
+    if os.path.isdir(path):
+        try:
+            return sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and os.path.isfile(file))
+        except OSError as error:
+            raise AbslrpError(f"{path} cannot be searched ({error.strerror}): name images or another folder.") from None
+    if os.path.exists(path) or not glob.has_magic(name):
         return [path]
-    matches = (Path(match) for match in sorted(glob.glob(name, recursive=True)))
-    return [file for match in matches for file in (_expand(str(match)) if match.is_dir() else [match])]
+    return [file for match in _matches(name) for file in (_expand(str(match)) if os.path.isdir(match) else [match])]
+
+
+def _matches(pattern: str) -> list[Path]:
+    if "**" not in Path(pattern).parts:
+        return [Path(match) for match in sorted(glob.glob(pattern))]
+    # glob would go round in a ring of links until names are too long for the system; pathlib follows none.
+    whole = Path(pattern)
+    try:
+        found = Path(whole.anchor or ".").glob(str(whole.relative_to(whole.anchor)))
+        return sorted(path for path in found if not any(part.startswith(".") for part in path.parts if part != ".."))
+    except (OSError, ValueError, NotImplementedError):
+        return []

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import math
 import os
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,16 +17,18 @@ from typing import Any
 import torch
 from PIL import Image
 
+from abslrp.inputs.archives import check_folder, only_tensors
 from abslrp.inputs.fetching import fetching, needs, offline_when_unreachable
 from abslrp.inputs.huggingface import load_huggingface
 from abslrp.inputs.images import Transform, read_image
 from abslrp.inputs.torchvision_ops import ensure_torchvision
-from abslrp.inputs.weights import load_weights, read_weights, rename_in_order
+from abslrp.inputs.weights import check_finite, load_weights, read_weights, rename_in_order
 from abslrp.types import AbslrpError
 
 DEFAULT_MODEL = "efficientnet-lite0"
 SAMPLES = ("chelsea", "coffee", "rocket", "motorcycle_left")
 _IMAGENET_CLASSES = 1000
+_DIGITS = 1000  # Python refuses to read numbers of several thousand.
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,16 @@ def load_model(
     source, _, name = (spec or DEFAULT_MODEL).partition(":")
     if num_classes is not None and num_classes < 1:
         raise AbslrpError(f"num_classes={num_classes} is no number of classes: give 1 or more.")
-    if spec in (None, DEFAULT_MODEL):
-        loaded = _load_default(weights, num_classes, pretrained)
-    elif name and source in _SOURCES:
-        loaded = _SOURCES[source](name, weights, num_classes, pretrained)
-    else:
-        raise AbslrpError(
-            f"model {spec!r} does not say where it comes from: write timm:{spec}, torchvision:{spec} or hf:{spec}."
-        )
+    with only_tensors():
+        if spec in (None, DEFAULT_MODEL):
+            loaded = _load_default(weights, num_classes, pretrained)
+        elif name and source in _SOURCES:
+            loaded = _SOURCES[source](name, weights, num_classes, pretrained)
+        else:
+            raise AbslrpError(
+                f"model {spec!r} does not say where it comes from: write timm:{spec}, torchvision:{spec} or hf:{spec}."
+            )
+    check_finite(loaded.model, loaded.name)
     loaded.model.float().eval().to(target)
     return loaded
 
@@ -81,8 +86,8 @@ def resolve_target(text: str, class_names: list[str] | None, num_classes: int) -
     2
     """
     wanted = text.strip().casefold()
-    if wanted.lstrip("+-").isdigit():
-        index = int(wanted)
+    if re.fullmatch(r"[+-]?[0-9]+", wanted):
+        index = int(wanted) if len(wanted) < _DIGITS else num_classes
         if not 0 <= index < num_classes:
             raise AbslrpError(f"target {index} is no class of this model: give an index from 0 to {num_classes - 1}.")
         return index
@@ -140,6 +145,7 @@ def _load_timm(
 ) -> LoadedModel:
     label = f"timm:{name}"
     timm = _timm(label)
+    check_folder(name.removeprefix("local-dir:"))
     if not name.startswith(("hf-hub:", "hf_hub:", "local-dir:")):
         _check_name(name, timm.list_pretrained() if "." in name else timm.list_models(), label)
     model: torch.nn.Module
@@ -249,6 +255,7 @@ def _load_hf(
         name = os.path.expanduser(name)
         if not os.path.isdir(name):
             raise AbslrpError(f"{label} is no folder: name a folder with config.json, or a model of the hub.")
+    check_folder(name)
     ensure_torchvision()
     with needs("transformers", label, "text"):
         importlib.import_module("transformers")

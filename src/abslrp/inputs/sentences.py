@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import importlib.util
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +14,18 @@ from typing import Any
 
 import torch
 
+from abslrp.inputs.archives import check_folder, only_tensors
 from abslrp.inputs.fetching import needs, offline_when_unreachable
+from abslrp.inputs.plain import expanded, read_text, shown
 from abslrp.inputs.torchvision_ops import ensure_torchvision
+from abslrp.inputs.weights import check_finite
 from abslrp.types import AbslrpError
 
 TABLES = (".tsv", ".csv", ".txt")
 """What names a file of sentences."""
 
 _SENTENCE, _LABEL = ("sentence", "text"), "label"
+_LONGEST, _DIGITS = 100_000, 20
 _PATHLIKE = (".", "~", "/", os.sep)
 
 
@@ -67,7 +72,7 @@ def read_sentences(path: str | os.PathLike[str]) -> Sentences:
     ...     read_sentences(file)
     Sentences(texts=('a "fine" film',), labels=('1',))
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     rows = _rows(path)
     if not rows:
         raise AbslrpError(f"{path} holds no sentence: give a file with at least one.")
@@ -93,10 +98,10 @@ def _columns(path: Path, rows: list[list[str]]) -> tuple[int, int, int | None]:
         return 1, at, heads.index(_LABEL) if _LABEL in heads else None
     if len(heads) == 1:
         return 0, 0, None
-    if all(len(row) == 2 and row[1].strip().isdigit() for row in rows):
+    if all(len(row) == 2 and row[1].strip().isdecimal() for row in rows):
         return 0, 0, 1
     raise AbslrpError(
-        f"{path} begins with {', '.join(rows[0])[:80]!r}: name its columns in the first line, sentence (or text) and label."
+        f"{path} begins with {shown(', '.join(rows[0]))!r}: name its columns in the first line, sentence (or text) and label."
     )
 
 
@@ -105,19 +110,26 @@ def _rows(path: Path) -> list[tuple[int, list[str]]]:
     if not is_table(path):
         raise AbslrpError(f"{path} is no file of sentences: give a .tsv, a .csv or a .txt.")
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            if path.suffix.casefold() == ".txt":
-                lines = enumerate((line.rstrip("\r\n") for line in file), 1)
-                return [(number, [line]) for number, line in lines if line.strip()]
+        file = io.StringIO(read_text(path), newline="")
+        if path.suffix.casefold() == ".txt":
+            lines = enumerate((line.rstrip("\r\n") for line in io.StringIO(file.getvalue(), newline=None)), 1)
+            rows = [(number, [line]) for number, line in lines if line.strip()]
+        else:
             tabbed = path.suffix.casefold() == ".tsv"
             reader = (
                 csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tabbed else csv.reader(file, strict=True)
             )
-            return [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+            rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
     except OSError as error:
         raise AbslrpError(f"{path} cannot be read ({error.strerror or error}): name a file of sentences.") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise AbslrpError(f"{path} is not a table in UTF-8 ({error}): save it anew as TSV or CSV.") from None
+    for number, row in rows:
+        if max(map(len, row)) > _LONGEST:
+            raise AbslrpError(
+                f"line {number} of {path} has more than {_LONGEST} letters: it is no sentence, leave it out."
+            )
+    return rows
 
 
 def class_indices(labels: Sequence[str], class_names: Sequence[str]) -> list[int]:
@@ -129,10 +141,11 @@ def class_indices(labels: Sequence[str], class_names: Sequence[str]) -> list[int
     names = [name.casefold() for name in class_names]
     found = []
     for label in labels:
-        index = int(label) if label.isdigit() else names.index(label.casefold()) if label.casefold() in names else -1
+        number = label.isdecimal() and len(label) < _DIGITS
+        index = int(label) if number else names.index(label.casefold()) if label.casefold() in names else -1
         if not 0 <= index < len(names):
             raise AbslrpError(
-                f"label {label!r} is no class of the model: write one of {', '.join(class_names[:5])}, or a number from 0 to "
+                f"label {shown(label)!r} is no class of the model: write one of {', '.join(class_names[:5])}, or a number from 0 to "
                 f"{len(names) - 1}."
             )
         found.append(index)
@@ -163,9 +176,11 @@ def load_text_classifier(spec: str, device: str | torch.device = "cpu") -> TextC
         importlib.import_module("transformers")
     from abslrp.inputs.huggingface import quiet
 
-    with quiet(), offline_when_unreachable():
+    check_folder(name)
+    with quiet(), offline_when_unreachable(), only_tensors():
         model = _model(name, spec, local)
         tokenizer = _tokenizer(name, spec, local)
+    check_finite(model, spec)
     names = [str(model.config.id2label[k]) for k in range(int(model.config.num_labels))]
     return TextClassifier(model.float().eval().to(target), tokenizer, names, spec)
 
@@ -176,13 +191,15 @@ def _model(name: str, label: str, local: bool) -> Any:
     from abslrp.inputs.huggingface import refuse_new_weights
 
     try:
-        config = AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except Exception as error:
         raise AbslrpError(_unread(label, "configuration", error, local)) from error
     if type(config) not in AutoModelForSequenceClassification._model_mapping:
         raise AbslrpError(f"{label} is a {config.model_type} model, which is no text classifier: name one that is.")
     try:
-        model, report = AutoModelForSequenceClassification.from_pretrained(name, output_loading_info=True)
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            name, trust_remote_code=False, output_loading_info=True
+        )
     except Exception as error:
         raise AbslrpError(_unread(label, "model", error, local)) from error
     refuse_new_weights(report, label)
@@ -194,7 +211,7 @@ def _tokenizer(name: str, label: str, local: bool) -> Any:
 
     missing = f"{label} has no tokenizer: put its tokenizer.json beside its config.json."
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:
         raise AbslrpError(missing if local else _unread(label, "tokenizer", error, local)) from error
     # Without files some tokenizers are made all the same, and know nothing but their special tokens.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from xml.etree import ElementTree
 
 import numpy as np
-from PIL import Image
 
-from abslrp.inputs.images import Box, find_images
+from abslrp.inputs.images import Box, find_images, open_image
+from abslrp.inputs.plain import read_bytes, read_text, shown
 from abslrp.inputs.torchvision_ops import ensure_torchvision
 from abslrp.types import AbslrpError
 
@@ -28,6 +31,8 @@ VOC_CLASSES = (
 """The twenty classes in alphabetical order; masks count them from 1, with 0 for the background and 255 for the edges."""
 
 _LARGEST_ANNOTATION = 1 << 20  # bytes; those of VOC 2012 stay below 20 thousand.
+_LARGEST_MAT = 1 << 25  # the devkit's own unpacks to less than a million.
+_PACKED = 15  # MATLAB's number for an element that zlib has packed.
 _MOST_CLASSES = 1_000_000
 _LABEL = re.compile(r"[+-]?\d{1,9}|n\d{8}")
 _OFFICIAL = "ILSVRC2012_validation_ground_truth.txt"
@@ -125,19 +130,22 @@ def read_mask(path: str | os.PathLike[str]) -> np.ndarray:
     """Read a segmentation mask as uint8 (height, width): 0 background, 1..20 the classes, 255 the edges of objects.
 
     >>> import tempfile
+    >>> from PIL import Image
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     Image.new("L", (3, 2), 8).save(f"{folder}/cat.png")
     ...     read_mask(f"{folder}/cat.png").tolist()
     [[8, 8, 8], [8, 8, 8]]
     """
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             mode, classes = image.mode, np.array(image)
     except Exception as error:  # Damaged files surface as anything from OSError to struct.error and SyntaxError.
         raise AbslrpError(
             f"{path} is not a mask that Pillow can read ({_reason(error)}): get the file again."
         ) from None
-    if mode not in ("P", "L") or not np.isin(classes, [*range(len(VOC_CLASSES) + 1), 255]).all():
+    # As a table of all that a byte can be, which takes no memory beside the mask.
+    known = np.isin(np.arange(256), [*range(len(VOC_CLASSES) + 1), 255])
+    if mode not in ("P", "L") or not known[classes].all():
         raise AbslrpError(f"{path} is not a mask of Pascal VOC: use a palette PNG with the classes 0 to 20 and 255.")
     return classes.astype(np.uint8)
 
@@ -145,13 +153,11 @@ def read_mask(path: str | os.PathLike[str]) -> np.ndarray:
 def _parse(path: Path) -> ElementTree.Element:
     """The annotation element. Entities cannot be declared without a DOCTYPE, so no file with one is parsed."""
     try:
-        if path.stat().st_size > _LARGEST_ANNOTATION:
-            raise _broken(path, f"it has more than {_LARGEST_ANNOTATION} bytes")
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_bytes(path, _LARGEST_ANNOTATION).decode("utf-8-sig")
     except FileNotFoundError:
         raise AbslrpError(f"{path} does not exist: put the annotation there, or take the image off the list.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise _broken(path, _reason(error)) from None
+        raise _broken(path, getattr(error, "strerror", None) or _reason(error)) from None
     if "<!" in text.replace("<!--", "").replace("<![CDATA[", ""):
         raise _broken(path, "it declares a DOCTYPE or entities")
     try:
@@ -195,7 +201,7 @@ def _broken(path: Path, reason: str) -> AbslrpError:
 
 
 def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return shown(" ".join(str(error).split()) or type(error).__name__, 160)
 
 
 def imagenet_ids(where: str | os.PathLike[str]) -> list[str]:
@@ -296,7 +302,7 @@ def listed_labels(
     absent = [name for name, place, _ in found if place is None]
     if absent:
         raise AbslrpError(
-            f"{path} names {len(absent)} files that are not in the folder or are there twice, the first {absent[0]!r}: "
+            f"{path} names {len(absent)} files that are not in the folder or are there twice, the first {shown(absent[0])!r}: "
             "get the images, or take the lines out."
         )
     known = _label_classes(path, [label for *_, label in found], classes)
@@ -308,11 +314,12 @@ def listed_labels(
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_text(path)
     except FileNotFoundError:
         raise AbslrpError(f"{path} does not exist: name a text file that does.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise AbslrpError(f"{path} cannot be read as text ({_reason(error)}): save it as UTF-8.") from None
+        reason = getattr(error, "strerror", None) or _reason(error)
+        raise AbslrpError(f"{path} cannot be read as text ({reason}): save it as UTF-8.") from None
 
 
 def _table(folders: Sequence[Path], name: str, needed: tuple[str, ...]) -> tuple[Path, list[dict[str, str]]]:
@@ -391,12 +398,31 @@ def _devkit_classes(path: Path) -> dict[str, int]:
     from scipy.io import loadmat
 
     try:
-        rows = loadmat(path, squeeze_me=True)["synsets"]
+        rows = loadmat(io.BytesIO(_unpacked_mat(read_bytes(path, _LARGEST_MAT))), squeeze_me=True)["synsets"]
         leaves = {str(int(row["ILSVRC2012_ID"])): str(row["WNID"]) for row in rows if int(row["num_children"]) == 0}
     except Exception as error:  # Damaged files surface as anything.
         raise AbslrpError(f"{path} is not the devkit's meta.mat ({_reason(error)}): get it again.") from None
     order = {wnid: index for index, wnid in enumerate(sorted(leaves.values()))}
     return {number: order[wnid] for number, wnid in leaves.items()}
+
+
+def _unpacked_mat(content: bytes) -> bytes:
+    """A MATLAB file with its packed parts unpacked up to a bound, since loadmat unpacks whatever they become."""
+    head, at, parts = content[:128], 128, [content[:128]]
+    order: Literal["little", "big"] = "little" if head[126:128] == b"IM" else "big"
+    while at + 8 <= len(content):
+        kind, size = (int.from_bytes(content[at + k : at + k + 4], order) for k in (0, 4))
+        part = content[at : at + 8 + size]
+        if kind == _PACKED:
+            one = zlib.decompressobj()
+            part = one.decompress(part[8:], _LARGEST_MAT)
+            if one.unconsumed_tail:
+                raise ValueError(f"it unpacks to more than {_LARGEST_MAT} bytes")
+        parts.append(part)
+        if sum(map(len, parts)) > 2 * _LARGEST_MAT:
+            raise ValueError(f"it unpacks to more than {_LARGEST_MAT} bytes")
+        at += 8 + size
+    return b"".join(parts)
 
 
 def _label_classes(path: Path, written: list[str], classes: dict[str, int]) -> list[int]:

@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 
+from abslrp.inputs.archives import check_torch_file
+from abslrp.inputs.plain import shown
 from abslrp.types import AbslrpError
 
 _NESTED_UNDER = ("state_dict", "model_state_dict", "model", "state_dict_ema", "model_ema", "net")
 _WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.")
 _SHOWN = 3
+_DEEPEST = 8
+_STATISTICS = ("running_mean", "running_var")
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -30,13 +34,28 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
     {'weight': tensor([1., 1.])}
     """
     path = Path(path)
-    if not path.is_file():
-        raise AbslrpError(f"weights {path} do not exist as a file: name a .safetensors or torch file.")
+    if not os.path.isfile(path):
+        raise AbslrpError(f"weights {shown(path, 300)} do not exist as a file: name a .safetensors or torch file.")
     content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     weights = _state_dict(content)
     if not weights:
         raise AbslrpError(f"weights {path} hold no tensors: save model.state_dict() into the file.")
+    odd = next((name for name, value in weights.items() if not _is_whole(value)), None)
+    if odd is not None:
+        raise AbslrpError(
+            f"weights {path} hold {shown(odd)!r}, which is sparse, quantised or larger than what is stored of it: save "
+            "plain tensors."
+        )
     return weights
+
+
+def check_finite(model: torch.nn.Module, label: str) -> None:
+    """Refuse a model whose weights are not all numbers: every map of it would be noise."""
+    learned = dict(model.named_parameters())
+    counted = {name: value for name, value in model.named_buffers() if name.rpartition(".")[2] in _STATISTICS}
+    for name, value in {**learned, **counted}.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise AbslrpError(f"the weights of {label} hold NaN or infinity in {shown(name)}: get them again.")
 
 
 def load_weights(
@@ -88,7 +107,10 @@ def _read_safetensors(path: Path) -> Any:
 
 def _read_torch(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        # Mapped, a tensor cannot reach beyond what the file holds of it.
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=check_torch_file(path))
+    except AbslrpError:
+        raise
     except Exception as error:
         raise AbslrpError(
             f"{path} is not a torch file of plain tensors ({_first_line(error)}): save model.state_dict() into it."
@@ -96,12 +118,22 @@ def _read_torch(path: Path) -> Any:
 
 
 def _state_dict(content: Any) -> dict[str, torch.Tensor]:
+    for _ in range(_DEEPEST):
+        inner = [content[key] for key in _NESTED_UNDER if isinstance(content, Mapping) and key in content]
+        inner = [one for one in inner if isinstance(one, Mapping)]
+        if not inner:
+            break
+        content = inner[0]
     if not isinstance(content, Mapping):
         return {}
-    for key in _NESTED_UNDER:
-        if isinstance(content.get(key), Mapping):
-            return _state_dict(content[key])
     return {str(key): value for key, value in content.items() if isinstance(value, torch.Tensor)}
+
+
+def _is_whole(value: torch.Tensor) -> bool:
+    """Whether every element has a place of its own in memory: a few bytes can be told to be a tensor of any size."""
+    if value.layout is not torch.strided or value.is_quantized or value.is_nested or value.device.type != "cpu":
+        return False
+    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def _without_wrapper(weights: Weights, expected: Weights) -> Weights:
@@ -133,7 +165,15 @@ def _misfits(weights: Weights, expected: Weights) -> list[str]:
         for key in expected
         if key in weights and weights[key].shape != expected[key].shape
     ]
-    kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
+    whole = [
+        f"{key} ({str(weights[key].dtype).removeprefix('torch.')})"
+        for key in expected
+        if key in weights and expected[key].is_floating_point() and not weights[key].is_floating_point()
+    ]
+    kinds = (
+        *(("missing", missing), ("unexpected", unexpected), ("of another shape", shapes)),
+        ("of another type than decimal numbers", whole),
+    )
     return [f"{what} {_some(keys)}" for what, keys in kinds if keys]
 
 
@@ -144,8 +184,8 @@ def _required(expected: Weights) -> list[str]:
 
 def _some(keys: list[str]) -> str:
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-    return ", ".join(keys[:_SHOWN]) + more
+    return ", ".join(shown(key, 160) for key in keys[:_SHOWN]) + more
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")[:160]
+    return shown((str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:"), 160)

@@ -22,7 +22,7 @@ def unique_stems(paths: Sequence[Path]) -> list[str]:
     >>> unique_stems([Path("a/cat.jpg"), Path("b/Cat.png"), Path("cat-2.png")])
     ['cat', 'Cat-3', 'cat-2']
     """
-    stems = [path.stem[:_LONGEST_STEM] or "image" for path in paths]
+    stems = [_cut(path.stem, _LONGEST_STEM) or "image" for path in paths]
     # Compared without case, since some file systems do so.
     natural = {stem.casefold() for stem in stems}
     taken: set[str] = set()
@@ -80,7 +80,13 @@ def write_explanation(
     ]
 
 
+def _cut(name: str, most: int) -> str:
+    """A name of so many bytes, since these are what file systems count, and of letters that can be written."""
+    known = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return known.encode()[:most].decode("utf-8", "ignore")
+
+
 def _slug(text: str) -> str:
     plain = unicodedata.normalize("NFKD", text)
     kept = "".join(letter for letter in plain if not unicodedata.combining(letter)).casefold()
-    return re.sub(r"\W+|_", "-", kept).strip("-")[:_LONGEST_CLASS].strip("-")
+    return _cut(re.sub(r"\W+|_", "-", kept).strip("-"), _LONGEST_CLASS).strip("-")
