@@ -41,6 +41,8 @@ def open_rows(folder: Path, spec: str, class_names: list[str] | None, split: str
     if image is None:
         raise AbslrpError(f"{spec} has no column of images, only {', '.join(rows.features)}: cast one to Image.")
     try:
+        # Arrow believes what a file says of its own offsets, and reads beyond its memory where they are wrong.
+        rows.data.validate(full=True)
         labels, names = _row_labels(rows, class_names, spec)
         # Decoded here, with our bounds; the library would also fetch an address that stands in place of a path.
         rows = rows.cast_column(image, library.Image(decode=False))

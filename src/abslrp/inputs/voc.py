@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 import os
 import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 from xml.etree import ElementTree
 
 import numpy as np
 
+from abslrp.inputs.devkit import devkit_classes
 from abslrp.inputs.images import Box, find_images, open_image
 from abslrp.inputs.plain import read_bytes, read_text, shown
 from abslrp.inputs.torchvision_ops import ensure_torchvision
@@ -31,8 +29,6 @@ VOC_CLASSES = (
 """The twenty classes in alphabetical order; masks count them from 1, with 0 for the background and 255 for the edges."""
 
 _LARGEST_ANNOTATION = 1 << 20  # bytes; those of VOC 2012 stay below 20 thousand.
-_LARGEST_MAT = 1 << 25  # the devkit's own unpacks to less than a million.
-_PACKED = 15  # MATLAB's number for an element that zlib has packed.
 _MOST_CLASSES = 1_000_000
 _LABEL = re.compile(r"[+-]?\d{1,9}|n\d{8}")
 _OFFICIAL = "ILSVRC2012_validation_ground_truth.txt"
@@ -292,11 +288,13 @@ def listed_labels(
         pairs = pairs[1:]  # The first line is a heading.
     if not pairs:
         raise AbslrpError(f"{path} has no labels: write a line FILE LABEL for every image.")
-    if not any(name for _, name, _ in pairs):
-        return _labels_in_order(path, [label for _, _, label in pairs], sorted(ids), classes)
-    bad = next((number for number, name, label in pairs if not name or not _LABEL.fullmatch(label)), None)
+    named = any(name for _, name, _ in pairs)
+    bad = next((number for number, name, label in pairs if (named and not name) or not _LABEL.fullmatch(label)), None)
     if bad is not None:
-        raise AbslrpError(f"line {bad} of {path} is not FILE LABEL with an index or a WordNet id: mend it.")
+        what = "FILE LABEL with an index or a WordNet id" if named else "an index or a WordNet id"
+        raise AbslrpError(f"line {bad} of {path} is not {what}: mend it.")
+    if not named:
+        return _labels_in_order(path, [label for _, _, label in pairs], sorted(ids), classes)
     where = _places(ids)
     found = [(name, _place(where, name), label) for _, name, label in pairs]
     absent = [name for name, place, _ in found if place is None]
@@ -382,7 +380,7 @@ def _labels_in_order(
     if len(written) != len(ids):
         raise AbslrpError(f"{path} has {len(written)} labels for {len(ids)} images: give as many, in the files' order.")
     if path.with_name("meta.mat").is_file():
-        numbered = _devkit_classes(path.with_name("meta.mat"))
+        numbered = devkit_classes(path.with_name("meta.mat"))
         unknown = [label for label in written if label not in numbered]
         if unknown:
             raise AbslrpError(f"{path} has the label {unknown[0]}, which meta.mat beside it does not: get both again.")
@@ -391,38 +389,6 @@ def _labels_in_order(
         raise AbslrpError(f"{path} counts classes in an order of its own: put the devkit's meta.mat beside it.")
     known = _label_classes(path, written, classes)
     return {name: (index,) for name, index in zip(ids, known, strict=True)}
-
-
-def _devkit_classes(path: Path) -> dict[str, int]:
-    """The classes by the numbers of ImageNet's devkit, which are neither in the order of WordNet ids nor from 0."""
-    from scipy.io import loadmat
-
-    try:
-        rows = loadmat(io.BytesIO(_unpacked_mat(read_bytes(path, _LARGEST_MAT))), squeeze_me=True)["synsets"]
-        leaves = {str(int(row["ILSVRC2012_ID"])): str(row["WNID"]) for row in rows if int(row["num_children"]) == 0}
-    except Exception as error:  # Damaged files surface as anything.
-        raise AbslrpError(f"{path} is not the devkit's meta.mat ({_reason(error)}): get it again.") from None
-    order = {wnid: index for index, wnid in enumerate(sorted(leaves.values()))}
-    return {number: order[wnid] for number, wnid in leaves.items()}
-
-
-def _unpacked_mat(content: bytes) -> bytes:
-    """A MATLAB file with its packed parts unpacked up to a bound, since loadmat unpacks whatever they become."""
-    head, at, parts = content[:128], 128, [content[:128]]
-    order: Literal["little", "big"] = "little" if head[126:128] == b"IM" else "big"
-    while at + 8 <= len(content):
-        kind, size = (int.from_bytes(content[at + k : at + k + 4], order) for k in (0, 4))
-        part = content[at : at + 8 + size]
-        if kind == _PACKED:
-            one = zlib.decompressobj()
-            part = one.decompress(part[8:], _LARGEST_MAT)
-            if one.unconsumed_tail:
-                raise ValueError(f"it unpacks to more than {_LARGEST_MAT} bytes")
-        parts.append(part)
-        if sum(map(len, parts)) > 2 * _LARGEST_MAT:
-            raise ValueError(f"it unpacks to more than {_LARGEST_MAT} bytes")
-        at += 8 + size
-    return b"".join(parts)
 
 
 def _label_classes(path: Path, written: list[str], classes: dict[str, int]) -> list[int]:
