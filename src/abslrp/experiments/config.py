@@ -195,7 +195,7 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         text = read_text(expanded(path), _LARGEST_FILE)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise AbslrpError(f"{path} cannot be read ({reason}): name a TOML file.") from None
+        raise AbslrpError(f"{shown(path, 300)} cannot be read ({reason}): name a TOML file.") from None
     library = _toml()
     try:
         found = library.loads(text)

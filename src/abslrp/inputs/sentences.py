@@ -108,7 +108,7 @@ def _columns(path: Path, rows: list[list[str]]) -> tuple[int, int, int | None]:
 def _rows(path: Path) -> list[tuple[int, list[str]]]:
     """The lines that are not empty, with their numbers, cut into columns."""
     if not is_table(path):
-        raise AbslrpError(f"{path} is no file of sentences: give a .tsv, a .csv or a .txt.")
+        raise AbslrpError(f"{shown(path, 300)} is no file of sentences: give a .tsv, a .csv or a .txt.")
     try:
         file = io.StringIO(read_text(path), newline="")
         if path.suffix.casefold() == ".txt":
@@ -121,7 +121,9 @@ def _rows(path: Path) -> list[tuple[int, list[str]]]:
             )
             rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
     except OSError as error:
-        raise AbslrpError(f"{path} cannot be read ({error.strerror or error}): name a file of sentences.") from None
+        raise AbslrpError(
+            f"{shown(path, 300)} cannot be read ({error.strerror or error}): name a file of sentences."
+        ) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise AbslrpError(f"{path} is not a table in UTF-8 ({error}): save it anew as TSV or CSV.") from None
     for number, row in rows:
