@@ -40,7 +40,7 @@ from abslrp.experiments.runner import finished
 from abslrp.experiments.store import FILE, Store
 from abslrp.inputs.datasets import open_dataset
 from abslrp.inputs.images import read_image
-from abslrp.inputs.sentences import read_sentences
+from abslrp.inputs.sentences import load_text_classifier, read_sentences, tiny_classifier
 from abslrp.inputs.voc import listed_labels, read_annotation, read_mask
 from abslrp.inputs.weights import load_weights, read_weights
 from abslrp.types import AbslrpError
@@ -260,6 +260,7 @@ def loaders(folder: Path) -> list[Loader]:
         Loader("TOML", _toml, [seeds.TOML.encode()], ".toml"),
         Loader("runs", _run, [seeds.run(folder / "seed")], "", (_database,), 15),
         *_stored(folder),
+        *_classifier(folder),
     ]
 
 
@@ -338,6 +339,30 @@ def _stored(folder: Path) -> list[Loader]:
 
     files = ("dataset_info.json", "state.json", "data-00000-of-00001.arrow")
     return [Loader(f"datasets: {name}", read(name), [(home / name).read_bytes()], share=2) for name in files]
+
+
+def _classifier(folder: Path) -> list[Loader]:
+    """A text classifier of transformers, where it is installed: its configuration, its tokenizer, its weights."""
+    try:
+        model, tokenizer = tiny_classifier()
+    except AbslrpError:
+        return []
+    home = folder / "classifier"
+    for one in (model, tokenizer):
+        one.save_pretrained(home)
+
+    def read(name: str) -> Callable[[Path], object]:
+        def one(path: Path) -> object:
+            copy = path.with_name("classifier")
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(home, copy)
+            path.replace(copy / name)
+            return load_text_classifier(str(copy))
+
+        return one
+
+    files = ("config.json", "tokenizer.json", "model.safetensors")
+    return [Loader(f"transformers: {name}", read(name), [(home / name).read_bytes()], share=2) for name in files]
 
 
 # The run.

@@ -381,6 +381,23 @@ def test_weights_beside_a_model_are_looked_at(classifier: Path, tmp_path: Path) 
     assert not (tmp_path / "trace").exists()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"num_hidden_layers": 10**7}, {"num_labels": 10**9}, {"encoder": {"depths": [2, 10**8]}}],
+    ids=["layers", "labels", "nested"],
+)
+def test_a_model_that_asks_for_too_much_is_not_built(classifier: Path, change: dict[str, Any]) -> None:
+    told = json.loads((classifier / "config.json").read_text())
+    (classifier / "config.json").write_text(json.dumps({**told, **change}))
+    refused("asks for .* more than", load_text_classifier, str(classifier))
+    refused("asks for .* more than", load_model, f"hf:{classifier}")
+
+
+def test_a_configuration_of_a_model_without_end(classifier: Path) -> None:
+    (classifier / "config.json").write_text("[" * 10**5)
+    refused("too deep", load_text_classifier, str(classifier))
+
+
 # Annotations, labels and tables.
 
 LAUGHS = (

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import pickletools
 import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from abslrp.inputs.plain import shown
+from abslrp.inputs.plain import read_text, shown
 from abslrp.types import AbslrpError
 
 _ZIP = b"PK\x03\x04"
@@ -20,6 +21,9 @@ _PICKLES = 5  # of which the format before zip files has one after the other.
 _MOST_PICKLED = 2**28
 # Torch's reader makes this of a number: so many bytes, all written to, for a file of a hundred.
 _RESERVES = "bytearray"
+_LARGEST_CONFIG = 2**25
+_COUNTED = {"layer": 10_000, "depth": 10_000, "block": 10_000, "stage": 10_000, "num_labels": 1_000_000}
+"""What words in the names of settings tell of counts, and the most that is believed."""
 
 
 def check_torch_file(path: Path) -> bool:
@@ -51,11 +55,36 @@ def check_torch_file(path: Path) -> bool:
 
 
 def check_folder(folder: str | os.PathLike[str]) -> None:
-    """Look at the torch files in a folder of transformers or timm, which these libraries open by themselves."""
-    if os.path.isdir(folder):
-        for path in sorted(Path(folder).iterdir()):
-            if path.suffix in (".bin", ".pt", ".pth") and path.is_file():
-                check_torch_file(path)
+    """Look at what a folder of transformers or timm holds, which these libraries open by themselves."""
+    if not os.path.isdir(folder):
+        return
+    for path in sorted(Path(folder).iterdir()):
+        if path.suffix in (".bin", ".pt", ".pth") and path.is_file():
+            check_torch_file(path)
+    config = Path(folder, "config.json")
+    try:
+        told = json.loads(read_text(config, _LARGEST_CONFIG)) if config.is_file() else {}
+    except (OSError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or "its brackets are too deep"
+        raise AbslrpError(f"{config} cannot be read ({reason}): get the folder again.") from None
+    except ValueError:  # Whoever loads the model says what is wrong with it.
+        return
+    _check_counts(config, told)
+
+
+def _check_counts(config: Path, told: Any) -> None:
+    """Refuse numbers of layers or classes that would be built one by one for hours before any weight is missed."""
+    waiting = [told]
+    while waiting:
+        one = waiting.pop()
+        pairs = one.items() if isinstance(one, dict) else [("", value) for value in one]
+        for key, value in pairs:
+            if isinstance(value, dict | list):
+                waiting.append(value)
+            most = next((most for word, most in _COUNTED.items() if word in key), None)
+            numbers = [value, *(value if isinstance(value, list) else [])]
+            if most is not None and any(isinstance(number, int | float) and number > most for number in numbers):
+                raise AbslrpError(f"{config} asks for {key} of {shown(value)}, more than {most}: get the folder again.")
 
 
 @contextlib.contextmanager
