@@ -145,7 +145,8 @@ def _load_timm(
 ) -> LoadedModel:
     label = f"timm:{name}"
     timm = _timm(label)
-    check_folder(name.removeprefix("local-dir:"))
+    if name.startswith("local-dir:"):
+        check_folder(name.removeprefix("local-dir:"))
     if not name.startswith(("hf-hub:", "hf_hub:", "local-dir:")):
         _check_name(name, timm.list_pretrained() if "." in name else timm.list_models(), label)
     model: torch.nn.Module
