@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import io
 import json
 import os
@@ -435,6 +436,7 @@ def _work(loader: Loader, numbers: range, seed: int, folder: Path, speak: int) -
     if pages:
         room = pages * resource.getpagesize() + ROOM
         resource.setrlimit(resource.RLIMIT_AS, (room, room))
+    faulthandler.disable()  # A death is counted by who waits for it.
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
