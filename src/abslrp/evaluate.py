@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from abslrp.explain import explain
+from abslrp.explain import explained
 from abslrp.inputs.draws import content_ids
 from abslrp.memory import batch_size as fitting
 from abslrp.memory import halving
@@ -48,7 +48,7 @@ class Asked:
             if len(x) < len(inputs):
                 self.size = min(self.size, len(x))
             if not callable(self.how):
-                return explain(self.model, x, t, self.how, **self.options).maps
+                return explained(self.model, x, t, self.how, **self.options).maps
             maps = self.how(self.model, x, t)
             if not isinstance(maps, Tensor) or maps.shape != x.shape:
                 shape = tuple(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__
@@ -191,11 +191,7 @@ def choose_methods(methods: Methods, model: Callable[..., Any]) -> list[Asked]:
     for name, what in named.items():
         how, options = what if isinstance(what, tuple) else (what, {})
         if not callable(how):
-            unknown = sorted(set(options) - set(find_method(how).options))
-            if unknown:
-                raise AbslrpError(
-                    f"option {unknown[0]!r} is unknown for {how}: 'abslrp methods {how}' shows its options."
-                )
+            find_method(how).settle(options)
         asked.append(Asked(str(name), model, how, options))
     return asked
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,10 +12,10 @@ from torch import Tensor, nn
 
 from abslrp import memory
 from abslrp.propagation.axes import BatchLost
-from abslrp.query import Answer, Query, make_query, undisturbed
+from abslrp.query import Answer, Query, capturing, make_query, undisturbed
 from abslrp.registry import Method
 from abslrp.registry import method as find_method
-from abslrp.types import AbslrpError, Attribution, Target
+from abslrp.types import AbslrpError, Attribution, Target, brief
 
 
 def explain(
@@ -49,14 +50,32 @@ def explain(
     >>> a.maps.shape, a.outputs.shape, a.targets.tolist()
     (torch.Size([5, 3]), torch.Size([5, 2]), [1, 1, 1, 1, 1])
     """
+    found = explained(
+        model, images, targets, method, forward=forward, at=at, batch_size=batch_size, max_memory=max_memory, **options
+    )
+    _tell_not_finite(found)
+    return found
+
+
+def explained(
+    model: Callable[..., Any],
+    images: Tensor,
+    targets: Target = None,
+    method: str = "abslrp",
+    *,
+    forward: Callable[[Tensor], Any] | None = None,
+    at: str | None = None,
+    batch_size: int | None = None,
+    max_memory: int | float | str | None = None,
+    **options: Any,
+) -> Attribution:
+    """As :func:`explain`, but silent about maps that are not finite, for those who flag and count them."""
     chosen = find_method(method)
-    unknown = sorted(set(options) - set(chosen.options))
-    if unknown:
+    chosen.settle(options)
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         raise AbslrpError(
-            f"option {unknown[0]!r} is unknown for {method}: choose from {', '.join(sorted(chosen.options)) or 'none'}."
+            f"batch_size={brief(batch_size)} must be a whole number of at least 1, or None for all at once."
         )
-    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-        raise AbslrpError(f"batch_size={batch_size!r} must be a whole number of at least 1, or None for all at once.")
     for name, value in (("batch_size", batch_size), ("max_memory", max_memory)):
         if value is not None and forward is not None:
             raise AbslrpError(
@@ -64,7 +83,7 @@ def explain(
             )
     budget = None if max_memory is None else memory.amount("max_memory", max_memory)
     if at is not None and not chosen.at:
-        raise AbslrpError(f"at={at!r} cannot be used with {method}, which makes maps of the input only.")
+        raise AbslrpError(f"at={brief(at)} cannot be used with {method}, which makes maps of the input only.")
     query = make_query(model, images, targets, forward, at)
     with undisturbed(query.inputs):
         size = len(query.inputs) if batch_size is None else batch_size
@@ -93,7 +112,7 @@ def _answers(method: Method, query: Query, options: dict[str, Any], size: int) -
     while start < len(query.inputs):
         part = _part(query, start, size)
         try:
-            found.append(answer(method, part, options))
+            found.append(answer(method, part, _share(options, query, start, size)))
             start += size
             continue
         except Exception as error:
@@ -111,9 +130,37 @@ def answer(method: Method, query: Query, options: dict[str, Any]) -> Answer:
     except BatchLost:
         if not query.divisible or len(query.inputs) == 1:
             raise
-        singles = [method(_part(query, i, 1), **options) for i in range(len(query.inputs))]
+        singles = [method(_part(query, i, 1), **_share(options, query, i, 1)) for i in range(len(query.inputs))]
         answer = Answer(*(torch.cat(column) for column in zip(*singles, strict=True)))
     return Answer(*(column.detach() for column in answer))
+
+
+def _share(options: dict[str, Any], query: Query, start: int, size: int) -> dict[str, Any]:
+    """The options for some of the inputs: of tensors that have a row for each, their rows."""
+    rows = {
+        name: value[start : start + size]
+        for name in ("start", "baseline")
+        if isinstance(value := options.get(name), Tensor)
+        and (name == "start" or value.ndim == query.inputs.ndim)
+        and value.ndim
+        and len(value) == len(query.inputs)
+    }
+    return {**options, **rows}
+
+
+def _tell_not_finite(found: Attribution) -> None:
+    """A warning that names the maps that hold NaN or infinite values: they are handed out, but not in silence."""
+    if capturing(found.maps):
+        return
+    bad = (~found.maps.flatten(1).isfinite().all(1)).nonzero().flatten().tolist()
+    if bad:
+        more = f" and {len(bad) - 1} more" if bad[1:] else ""
+        warnings.warn(
+            f"the {found.method} map of input {bad[0]}{more} of {len(found)} holds NaN or infinite values: try inputs or "
+            "weights of usual size, a larger eps, or float32 or float64.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _part(query: Query, start: int, size: int) -> Query:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from abslrp.types import AbslrpError
+from abslrp.types import AbslrpError, brief, out_of_memory
 
 T = TypeVar("T")
 
@@ -34,7 +34,9 @@ def amount(name: str, value: Any) -> int:
     found = re.fullmatch(r"\s*([0-9.]+)\s*([KMG]?I?B)\s*", value.upper()) if isinstance(value, str) else None
     number = value if found is None else float(found[1]) if found[1].count(".") < 2 and found[1] != "." else None
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < float("inf"):
-        raise AbslrpError(f"{name}={value!r} must be a number of bytes above 0, or a text such as '500MB' or '4GB'.")
+        raise AbslrpError(
+            f"{name}={brief(value)} must be a number of bytes above 0, or a text such as '500MB' or '4GB'."
+        )
     return max(1, int(number * (1 if found is None else _UNITS[found[2]])))
 
 
@@ -66,13 +68,6 @@ def free_memory(device: torch.device) -> int:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration, ValueError):
         return _UNKNOWN
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error tells that memory ran out."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def halving(run: Callable[[Tensor, Tensor], T], first: Tensor, second: Tensor, join: Callable[[list[T]], T]) -> T:

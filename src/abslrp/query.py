@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from abslrp.types import AbslrpError, Target
+from abslrp.types import AbslrpError, ModelError, Target, brief, out_of_memory, said
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+WHOLE = (torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Answer(NamedTuple):
@@ -26,7 +30,8 @@ class Answer(NamedTuple):
 class Query:
     """What a method is asked: logits come from ``forward``; ``at`` names the module whose output's map is wanted.
 
-    ``divisible`` tells whether the inputs may be split or repeated, which a caller's own forward need not allow.
+    ``divisible`` tells whether the inputs may be split or repeated, which a caller's own forward need not allow. ``highest`` is
+    the largest target of all inputs, of which these may be a part, so that it is refused before the first of them is explained.
     """
 
     model: Callable[..., Any]
@@ -35,16 +40,34 @@ class Query:
     call: Callable[[Tensor], Any]
     at: str | None = None
     divisible: bool = True
+    highest: int = 0
+
+    def run(self, x: Tensor) -> Any:
+        """What the model returns; an error of its own becomes a sentence that says where it was raised and on what."""
+        try:
+            with uncompiled(self.model):
+                return self.call(x)
+        except Exception as error:
+            if isinstance(error, AbslrpError) or out_of_memory(error):
+                raise
+            raise ModelError(_failed(error, self.model, x)) from error
 
     def forward(self, x: Tensor) -> Tensor:
         """The model's outputs of shape (batch, classes)."""
-        return logits(self.call(x), len(x))
+        return logits(self.run(x), len(x))
 
     def aim(self, outputs: Tensor) -> Tensor:
         """The classes to explain: those asked for, or the predicted ones."""
         if self.targets is None:
-            return outputs.detach().argmax(1)
-        highest = 0 if capturing(self.targets) else int(self.targets.max())
+            predicted = outputs.detach()
+            bad = [] if capturing(predicted) else predicted.isnan().any(1).nonzero().flatten().tolist()
+            if bad:
+                raise AbslrpError(
+                    f"the model's outputs are NaN for input {bad[0]}{f' and {len(bad) - 1} more' if bad[1:] else ''} of "
+                    f"{len(predicted)}, so no class is predicted: look for NaN in the weights, scale the inputs down, or use float32."
+                )
+            return predicted.argmax(1)
+        highest = max(self.highest, 0 if capturing(self.targets) else int(self.targets.max()))
         if highest >= outputs.shape[1]:
             raise AbslrpError(
                 f"target {highest} is out of range: the model has {outputs.shape[1]} classes, 0 to {outputs.shape[1] - 1}."
@@ -64,34 +87,51 @@ def make_query(
     x = check_inputs(inputs, model, forward)
     if at is not None:
         named_module(model, at)
-    return Query(model, x, check_targets(targets, len(x)), forward or model, at, forward is None)
+    if forward is not None and not callable(forward):
+        raise AbslrpError(
+            f"forward={brief(forward)} cannot be called: pass a function from the inputs to the model's output."
+        )
+    classes = check_targets(targets, len(x))
+    highest = 0 if classes is None or capturing(classes) else int(classes.max())
+    return Query(model, x, classes, forward or model, at, forward is None, highest)
 
 
 def unwrap(model: Callable[..., Any]) -> Callable[..., Any]:
-    """The module inside torch.compile, DataParallel and DistributedDataParallel."""
+    """The module inside torch.compile, DataParallel and DistributedDataParallel, the function inside torch.compile."""
     for name in ("_orig_mod", "module"):
         inner = getattr(model, name, None) if isinstance(model, nn.Module) else None
         wrapped = name == "_orig_mod" or isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
         if wrapped and isinstance(inner, nn.Module):
             return unwrap(inner)
-    return model
+    inner = None if isinstance(model, nn.Module) else getattr(model, "_torchdynamo_orig_callable", None)
+    return unwrap(inner) if callable(inner) else model
 
 
 def check_model(model: Callable[..., Any]) -> None:
-    if not callable(model):
-        raise AbslrpError(
-            f"model is a {type(model).__name__}, expected a torch.nn.Module or a function from inputs to outputs."
-        )
-    if not isinstance(model, nn.Module):
-        return
-    for name, module in model.named_modules():
+    if not callable(model) or isinstance(model, type):
+        what = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise AbslrpError(f"model is {what}, expected a torch.nn.Module or a function from inputs to outputs.")
+    unseen = "so its operations cannot be seen: pass the module it was"
+    if isinstance(model, torch.jit.ScriptFunction):
+        raise AbslrpError(f"the model is scripted, {unseen.replace('module', 'function')} scripted from.")
+    if type(model).__name__ == "ExportedProgram":
+        raise AbslrpError(f"the model is exported, {unseen} exported from.")
+    for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
         where = f"its module {name!r}" if name else "the model"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise AbslrpError(f"{where} is scripted, {unseen} scripted from.")
+        if _exported(module):
+            raise AbslrpError(f"{where} is exported, {unseen} exported from.")
+        if any(nn.parameter.is_lazy(p) for p in (*module._parameters.values(), *module._buffers.values())):
+            raise AbslrpError(f"{where} has weights of unknown size: run the model once on an input of its own first.")
         if module.training:
             raise AbslrpError(f"{where} is in training mode, which makes maps random: call model.eval() first.")
-        if isinstance(module, torch.jit.ScriptModule):
-            raise AbslrpError(
-                f"{where} is scripted, so its operations cannot be seen: pass the module it was scripted from."
-            )
+
+
+def _exported(module: nn.Module) -> bool:
+    """Whether a module is a graph of torch's inner operations, as torch.export makes it."""
+    graph = getattr(module, "graph", None)
+    return isinstance(graph, torch.fx.Graph) and any(isinstance(n.target, torch._ops.OpOverload) for n in graph.nodes)
 
 
 def check_inputs(inputs: Any, model: Callable[..., Any], forward: Callable[[Tensor], Any] | None) -> Tensor:
@@ -99,11 +139,14 @@ def check_inputs(inputs: Any, model: Callable[..., Any], forward: Callable[[Tens
         raise AbslrpError(
             f"the inputs are a {type(inputs).__name__}, expected a torch tensor (batch, ...): convert them with torch.as_tensor."
         )
+    if nn.parameter.is_lazy(inputs):
+        raise AbslrpError("the inputs are an uninitialized parameter, expected a tensor (batch, ...) with values.")
+    _check_layout(inputs)
     if inputs.ndim == 0 or inputs.numel() == 0:
         raise AbslrpError(f"the inputs have shape {tuple(inputs.shape)}, expected at least one sample (batch, ...).")
-    if not inputs.is_floating_point():
+    if inputs.dtype not in FLOATS:
         raise AbslrpError(
-            f"the inputs are {str(inputs.dtype).removeprefix('torch.')}, expected floating point: "
+            f"the inputs are {_type(inputs)}, expected floating point (float16 to float64): "
             "convert images with .float() and the model's transform, and give token ids to forward= as embeddings."
         )
     if not capturing(inputs) and not bool(torch.isfinite(inputs).all()):
@@ -121,6 +164,38 @@ def check_inputs(inputs: Any, model: Callable[..., Any], forward: Callable[[Tens
     return inputs
 
 
+def _check_layout(inputs: Tensor) -> None:
+    """One sentence for tensors without plain values: sparse, nested, of the meta device, fake."""
+    kind = type(inputs).__name__
+    if inputs.is_nested or inputs.layout is not torch.strided:
+        kind = "nested tensor" if inputs.is_nested else f"tensor of layout {inputs.layout}"
+    elif inputs.is_meta:
+        kind = "tensor of the meta device, which has no values"
+    elif kind not in ("FakeTensor", "FunctionalTensor", "MaskedTensor") and not torch._is_functional_tensor(inputs):
+        return
+    raise AbslrpError(f"the inputs are a {kind}, expected a dense tensor (batch, ...) with values of its own.")
+
+
+def _type(values: Tensor) -> str:
+    return str(values.dtype).removeprefix("torch.")
+
+
+def _failed(error: Exception, model: Callable[..., Any], x: Tensor) -> str:
+    """What the model raised, in which of its modules, and on what."""
+    inner, trace = None, error.__traceback__
+    while trace is not None:
+        owner, trace = trace.tb_frame.f_locals.get("self"), trace.tb_next
+        inner = owner if isinstance(owner, nn.Module) else inner
+    modules = model.named_modules() if isinstance(model, nn.Module) else ()
+    where = next((f" in {name}" for name, module in modules if module is inner and name), "")
+    parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    remedy = "give it inputs on which it runs by itself"
+    if parameter is not None and parameter.dtype in FLOATS and parameter.dtype != x.dtype:
+        remedy = f"its weights are {_type(parameter)}, so convert the inputs with .to({parameter.dtype})"
+    shape = f"inputs of shape {tuple(x.shape)}, {_type(x)}"
+    return f"the model raised {type(error).__name__}{where} on {shape}: {said(error)}: {remedy}."
+
+
 def capturing(values: Tensor) -> bool:
     """Whether a CUDA graph is being captured, during which values cannot be looked at."""
     return values.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -132,15 +207,17 @@ def check_targets(targets: Target, batch: int) -> Tensor | None:
     wanted = "expected a class index, one index per input, or None for the predicted class"
     try:
         classes = torch.as_tensor(targets)
-    except (TypeError, ValueError, RuntimeError):
-        raise AbslrpError(f"targets={targets!r} cannot be read: {wanted}.") from None
-    if classes.is_floating_point() or classes.is_complex() or classes.dtype == torch.bool:
-        raise AbslrpError(f"targets are {str(classes.dtype).removeprefix('torch.')}: {wanted}.")
-    if classes.ndim > 1 or (classes.ndim == 1 and len(classes) != batch):
-        raise AbslrpError(f"targets have shape {tuple(classes.shape)} for {batch} inputs: {wanted}.")
-    if not capturing(classes) and int(classes.min()) < 0:
-        raise AbslrpError(f"target {int(classes.min())} is negative: {wanted}.")
-    return classes.long().expand(batch)
+        whole = classes.long() if classes.dtype in WHOLE and classes.layout is torch.strided else None
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise AbslrpError(f"targets={brief(targets)} cannot be read: {wanted}.") from None
+    if whole is None or whole.is_meta:
+        kind = _type(classes) if classes.dtype not in WHOLE else "sparse" if whole is None else "on the meta device"
+        raise AbslrpError(f"targets are {kind}: {wanted}.")
+    if whole.ndim > 1 or (whole.ndim == 1 and len(whole) != batch):
+        raise AbslrpError(f"targets have shape {tuple(whole.shape)} for {batch} inputs: {wanted}.")
+    if not capturing(whole) and int(whole.min()) < 0:
+        raise AbslrpError(f"target {int(whole.min())} is negative: {wanted}.")
+    return whole.expand(batch)
 
 
 def logits(output: Any, batch: int) -> Tensor:
@@ -161,6 +238,21 @@ def logits(output: Any, batch: int) -> Tensor:
             f"the model returned shape {tuple(value.shape)} for {batch} inputs, expected (batch, classes): pass forward= that reduces it, "
             "for instance by picking a pixel, a token or a mean."
         )
+    wrong = (
+        f"{_type(value)} values"
+        if value.dtype not in FLOATS
+        else f"a tensor of layout {value.layout}"
+        if value.layout is not torch.strided
+        else "a tensor of the meta device"
+        if value.is_meta
+        else "no classes"
+        if not value.shape[1]
+        else ""
+    )
+    if wrong:
+        raise AbslrpError(
+            f"the model returned {wrong}, expected class scores in floating point: pass forward= that returns them."
+        )
     return value
 
 
@@ -178,13 +270,13 @@ def named_module(model: Callable[..., Any], name: str) -> nn.Module:
     """The submodule of this dotted name."""
     if not isinstance(model, nn.Module):
         raise AbslrpError(
-            f"module {name!r} cannot be found: the model is a plain function; pass the torch.nn.Module and forward=."
+            f"module {brief(name)} cannot be found: the model is a plain function; pass the torch.nn.Module and forward=."
         )
     modules = dict(model.named_modules(remove_duplicate=False))
-    if name not in modules or not name:
-        near = get_close_matches(name, [n for n in modules if n], n=3, cutoff=0.3)
+    if not isinstance(name, str) or name not in modules or not name:
+        near = get_close_matches(str(name)[:80], [n for n in modules if n], n=3, cutoff=0.3)
         raise AbslrpError(
-            f"module {name!r} is not in the model: {'did you mean ' + ', '.join(near) if near else 'see model.named_modules()'}?"
+            f"module {brief(name)} is not in the model: {'did you mean ' + ', '.join(near) if near else 'see model.named_modules()'}?"
         )
     return modules[name]
 
@@ -201,6 +293,42 @@ def undisturbed(inputs: Tensor) -> Iterator[None]:
         torch.set_rng_state(cpu)
         if cuda is not None:
             torch.cuda.set_rng_state(cuda, inputs.device)
+
+
+@dataclass
+class _Eager:
+    """How many threads run compiled models uncompiled just now, and what puts the compiler back."""
+
+    depth: int = 0
+    stack: ExitStack = field(default_factory=ExitStack)
+    lock: Any = field(default_factory=threading.Lock)
+
+
+_eager = _Eager()
+
+
+@contextmanager
+def uncompiled(model: Callable[..., Any]) -> Iterator[None]:
+    """Modules that torch.compile made run as they were written, since the engine has to see their operations.
+
+    The compiler knows one stance for all threads: the first of them sets it, the last one puts it back.
+    """
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    stance = getattr(torch.compiler, "set_stance", None)
+    if stance is None or not any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in modules):
+        yield
+        return
+    with _eager.lock:
+        _eager.depth += 1
+        if _eager.depth == 1:
+            _eager.stack.enter_context(stance("force_eager"))
+    try:
+        yield
+    finally:
+        with _eager.lock:
+            _eager.depth -= 1
+            if not _eager.depth:
+                _eager.stack.close()
 
 
 @contextmanager
@@ -233,7 +361,12 @@ def grad_of(chosen: Tensor, x: Tensor) -> Tensor:
     """The gradient of a sum of outputs, or one sentence where there is none."""
     if not chosen.requires_grad:
         raise AbslrpError("the outputs do not depend on the inputs: the model's output has no gradient.")
-    (g,) = torch.autograd.grad(chosen.sum(), x, allow_unused=True)
+    try:
+        (g,) = torch.autograd.grad(chosen.sum(), x, allow_unused=True)
+    except Exception as error:
+        if isinstance(error, AbslrpError) or out_of_memory(error):
+            raise
+        raise ModelError(f"the model's backward raised {type(error).__name__}: {said(error)}.") from error
     if g is None:
         raise AbslrpError("the outputs do not depend on the inputs, or on the layer that was named.")
     return g

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-from abslrp.types import AbslrpError
+from abslrp.types import AbslrpError, brief
 
 if TYPE_CHECKING:
     from abslrp.metrics.bench import Bench, Explainer, Outcome
@@ -22,7 +22,7 @@ METRIC_MODULES = tuple(f"abslrp.metrics.{room}" for room in ("gae", "faithfulnes
 @dataclass(frozen=True)
 class Method:
     """A way to make maps: ``run`` answers a query, ``options`` are its names with their defaults; ``at`` tells
-    whether it can give the map of a module inside the model."""
+    whether it can give the map of a module inside the model; ``check`` raises where the options' values are wrong."""
 
     name: str
     description: str
@@ -33,9 +33,21 @@ class Method:
     needs: tuple[str, ...] = ()
     class_specific: bool = True
     at: bool = False
+    check: Callable[[Mapping[str, Any]], object] | None = field(default=None, repr=False)
+
+    def settle(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """All options, those not given with their defaults, checked as far as that needs no input."""
+        for name in options:
+            if name not in self.options:
+                known = ", ".join(sorted(self.options)) or "none"
+                raise AbslrpError(f"option {name!r} is unknown for {self.name}: choose from {known}.")
+        settled = {**self.options, **options}
+        if self.check is not None:
+            self.check(settled)
+        return settled
 
     def __call__(self, query: Query, **options: Any) -> Answer:
-        return self.run(query, **{**self.options, **options})
+        return self.run(query, **self.settle(options))
 
 
 class Item(Protocol):
@@ -137,9 +149,9 @@ def _register(kind: str, known: dict[str, Any], entry: Any) -> Any:
 
 
 def _find(kind: str, known: dict[str, Any], name: str, usual: str) -> Any:
-    if name not in known:
-        near = get_close_matches(str(name), known, n=1)
+    if not isinstance(name, str) or name not in known:
+        near = get_close_matches(str(name)[:80], known, n=1)
         raise AbslrpError(
-            f"{kind} {name!r} is unknown: did you mean {near[0] if near else usual}? 'abslrp {kind}s' lists all."
+            f"{kind} {brief(name)} is unknown: did you mean {near[0] if near else usual}? 'abslrp {kind}s' lists all."
         )
     return known[name]

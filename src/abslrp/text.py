@@ -112,10 +112,7 @@ def explain_text(
     encoded = encode(tokenizer, core, [texts] if isinstance(texts, str) else texts)
     classes = check_targets(targets, len(encoded))
     chosen = find_method(method)
-    unknown = sorted(set(options) - set(chosen.options))
-    if unknown:
-        known = ", ".join(sorted(chosen.options)) or "none"
-        raise AbslrpError(f"option {unknown[0]!r} is unknown for {method}: choose from {known}.")
+    chosen.settle(options)
     found: dict[int, TextAttribution] = {}
     for rows in equal_lengths([len(one.ids) for one in encoded], batch_size if batched(core) else 1):
         group = [encoded[i] for i in rows]

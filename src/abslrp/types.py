@@ -24,6 +24,38 @@ class AbslrpError(ValueError):
     """Something the user can mend; the message is one sentence that says how."""
 
 
+class ModelError(AbslrpError, RuntimeError):
+    """The model itself raised an error, which is the cause of this one."""
+
+
+def brief(value: Any, most: int = 80) -> str:
+    """A value as an error quotes it: on one line, and never a whole array.
+
+    >>> brief("cat"), brief(torch.zeros(2, 3)), brief(list(range(1000)), 12)
+    ("'cat'", 'a tensor of shape (2, 3)', '[0, 1, 2, 3 …')
+    """
+    shape = getattr(value, "shape", ())
+    if isinstance(shape, tuple) and shape:
+        return f"{'a tensor' if isinstance(value, torch.Tensor) else 'an array'} of shape {tuple(shape)}"
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= most else text[:most] + "…"
+
+
+def said(error: BaseException, most: int = 400) -> str:
+    """What an error says, on one line and without its full stop."""
+    return " ".join(str(error).split()).rstrip(".")[:most] or "nothing more"
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error tells that memory ran out."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
 @dataclass(frozen=True)
 class Attribution:
     """Maps of relevance and what they explain.

@@ -13,7 +13,7 @@ from abslrp.methods.grids import as_maps, enlarged, find_layer, need_images, nor
 from abslrp.methods.relevance import propagated
 from abslrp.query import Answer, Query, grad_of, named_module
 from abslrp.registry import Method, register_method
-from abslrp.types import AbslrpError
+from abslrp.types import AbslrpError, brief
 
 Weighting = Callable[[Tensor, Tensor], Tensor]
 """From activations A and gradients g (batch, channels, rows, columns) to a map (batch, rows, columns)."""
@@ -81,8 +81,25 @@ def guided_gradcam(query: Query, layer: str | None) -> Answer:
 
 def _register(name: str, description: str, citation: str, run: Any, class_specific: bool = True) -> None:
     register_method(
-        Method(name, description, "class activation map", citation, run, {"layer": None}, ("layer",), class_specific)
+        Method(
+            name,
+            description,
+            "class activation map",
+            citation,
+            run,
+            {"layer": None},
+            ("layer",),
+            class_specific,
+            check=lambda options: check_layer(options["layer"]),
+        )
     )
+
+
+def check_layer(layer: Any) -> None:
+    if layer is not None and (not isinstance(layer, str) or not layer):
+        raise AbslrpError(
+            f"layer={brief(layer)} must be the dotted name of a module, or None for the one that is found."
+        )
 
 
 def _cam(weighting: Weighting) -> Any:

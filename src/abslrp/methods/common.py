@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from abslrp.checks import whole
-from abslrp.types import AbslrpError
+from abslrp.checks import seed_number
+from abslrp.types import AbslrpError, brief
 
 T = TypeVar("T")
 
@@ -17,17 +17,30 @@ T = TypeVar("T")
 def baseline_of(baseline: Any, x: Tensor) -> Tensor:
     """A baseline for every input: a number, or a tensor that broadcasts to the inputs."""
     try:
-        value = torch.as_tensor(baseline, dtype=x.dtype, device=x.device)
-        return value.expand(x.shape)
-    except (RuntimeError, TypeError, ValueError):
+        return check_baseline(baseline).to(x.device, x.dtype).expand(x.shape)
+    except RuntimeError:
         raise AbslrpError(
-            f"baseline={baseline if not isinstance(baseline, Tensor) else tuple(baseline.shape)!r} does not fit inputs of "
-            f"shape {tuple(x.shape)}: pass a number or a tensor that broadcasts to them."
+            f"baseline={brief(baseline)} does not fit inputs of shape {tuple(x.shape)}: "
+            "pass a number or a tensor that broadcasts to them."
         ) from None
 
 
+def check_baseline(baseline: Any) -> Tensor:
+    """The baseline as a tensor, if it is made of finite real numbers."""
+    try:
+        value = torch.as_tensor(baseline).detach()
+        good = not value.is_complex() and value.dtype != torch.bool and bool(value.isfinite().all())
+    except (RuntimeError, TypeError, ValueError, OverflowError):
+        good = False
+    if not good:
+        raise AbslrpError(
+            f"baseline={brief(baseline)} cannot be read: pass a finite number or a tensor that broadcasts to the inputs."
+        )
+    return value
+
+
 def seeded(seed: Any) -> torch.Generator:
-    return torch.Generator().manual_seed(whole("seed", seed, 0))
+    return torch.Generator().manual_seed(seed_number(seed))
 
 
 class Tap:

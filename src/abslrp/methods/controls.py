@@ -6,7 +6,7 @@ import zlib
 
 import torch
 
-from abslrp.checks import whole
+from abslrp.checks import seed_number
 from abslrp.query import Answer, Query, plain_outputs
 from abslrp.registry import Method, register_method
 
@@ -23,10 +23,22 @@ def random(query: Query, seed: int) -> Answer:
     maps = []
     for x in query.inputs:
         content = zlib.crc32(x.detach().cpu().float().contiguous().numpy().tobytes())
-        generator = torch.Generator().manual_seed(content ^ whole("seed", seed, 0))
-        maps.append(torch.rand(x.shape, generator=generator).to(x.device))
+        generator = torch.Generator().manual_seed(content ^ seed)
+        maps.append(torch.rand(x.shape, generator=generator, dtype=torch.float32).to(x.device))
     return Answer(torch.stack(maps), query.aim(outputs), outputs)
 
 
 register_method(Method("constant", "1 everywhere", "control", "—", constant, {}, (), False))
-register_method(Method("random", "uniform noise", "control", "—", random, {"seed": 0}, (), False))
+register_method(
+    Method(
+        "random",
+        "uniform noise",
+        "control",
+        "—",
+        random,
+        {"seed": 0},
+        (),
+        False,
+        check=lambda options: seed_number(options["seed"]),
+    )
+)

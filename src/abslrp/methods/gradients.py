@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any
 
@@ -10,12 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from abslrp.checks import choice, number, whole
-from abslrp.methods.common import baseline_of, seeded
+from abslrp.checks import MOST, choice, flag, number, seed_number, whole
+from abslrp.methods.common import baseline_of, check_baseline, seeded
 from abslrp.progress import shown
 from abslrp.query import Answer, Query, gradient, plain_outputs
 from abslrp.registry import Method, register_method
-from abslrp.types import AbslrpError
+from abslrp.types import AbslrpError, brief
+
+_RULES = ("midpoint", "right", "gauss-legendre")
+# Gauss–Legendre's nodes are eigenvalues of a dense matrix, RISE's cells make a square of them.
+_MOST_NODES = 1000
 
 
 def _aimed(query: Query) -> tuple[Tensor, Tensor]:
@@ -52,16 +57,27 @@ def integrated_gradients(
     query: Query, steps: int, baseline: Any, rule: str, inner_batch: int, progress: bool
 ) -> Answer:
     """(x − x₀) · ∫₀¹ ∂y_t/∂x (x₀ + a (x − x₀)) da (Sundararajan et al. 2017)."""
-    choice("rule", rule, ("midpoint", "right", "gauss-legendre"))
-    places, weights = quadrature(rule, whole("steps", steps))
+    places, weights = quadrature(rule, steps)
     x = query.inputs
     base = baseline_of(baseline, x)
     targets, outputs = _aimed(query)
-    points = [base + a * (x - base) for a in places]
     total = _summed(
-        query, points, weights, targets, whole("inner_batch", inner_batch), "integrated gradients", progress
+        query,
+        lambda k: base + places[k] * (x - base),
+        weights,
+        targets,
+        inner_batch,
+        "integrated gradients",
+        progress,
     )
     return Answer((x - base) * total, targets, outputs)
+
+
+def check_integrated_gradients(options: Mapping[str, Any]) -> None:
+    most = _MOST_NODES if choice("rule", options["rule"], _RULES) == "gauss-legendre" else MOST
+    whole("steps", options["steps"], most=most)
+    check_baseline(options["baseline"])
+    check_long(options)
 
 
 def smoothgrad(
@@ -69,21 +85,33 @@ def smoothgrad(
 ) -> Answer:
     """mean of ∂y_t/∂x at x + noise, noise of σ · (max − min) of the input (Smilkov et al. 2017)."""
     x = query.inputs
-    spread = number("sigma", sigma) * (x.flatten(1).amax(1) - x.flatten(1).amin(1))
+    spread = float(sigma) * (x.flatten(1).amax(1) - x.flatten(1).amin(1)).reshape(-1, *[1] * (x.ndim - 1))
     generator = seeded(seed)
-    noise = [torch.randn(x.shape[1:], generator=generator).to(x) for _ in range(whole("samples", samples))]
-    points = [x + n * spread.reshape(-1, *[1] * (x.ndim - 1)) for n in noise]
     targets, outputs = _aimed(query)
-    weights = [1 / samples] * samples
-    total = _summed(
-        query, points, weights, targets, whole("inner_batch", inner_batch), "smoothgrad", progress, absolute
-    )
+
+    def noisy(_: int) -> Tensor:
+        return x + torch.randn(x.shape[1:], generator=generator, dtype=torch.float32).to(x) * spread
+
+    total = _summed(query, noisy, [1 / samples] * samples, targets, inner_batch, "smoothgrad", progress, absolute)
     return Answer(total, targets, outputs)
+
+
+def check_smoothgrad(options: Mapping[str, Any]) -> None:
+    whole("samples", options["samples"])
+    number("sigma", options["sigma"])
+    seed_number(options["seed"])
+    flag("absolute", options["absolute"])
+    check_long(options)
+
+
+def check_long(options: Mapping[str, Any]) -> None:
+    whole("inner_batch", options["inner_batch"])
+    flag("progress", options["progress"])
 
 
 def _summed(
     query: Query,
-    points: list[Tensor],
+    point: Callable[[int], Tensor],
     weights: list[float],
     targets: Tensor,
     inner: int,
@@ -91,12 +119,12 @@ def _summed(
     progress: bool,
     absolute: bool = False,
 ) -> Tensor:
-    """Σ weight · gradient over points, as many points at once as the inner batch allows."""
+    """Σ weight · gradient over points, made in turn, as many at once as the inner batch allows."""
     total = torch.zeros_like(query.inputs)
     at_once = max(1, inner // len(query.inputs)) if query.divisible else 1
-    groups = [range(i, min(i + at_once, len(points))) for i in range(0, len(points), at_once)]
+    groups = [range(i, min(i + at_once, len(weights))) for i in range(0, len(weights), at_once)]
     for group in shown(groups, title, progress):
-        stacked = gradient(query, torch.cat([points[i] for i in group]), targets.repeat(len(group)))
+        stacked = gradient(query, torch.cat([point(i) for i in group]), targets.repeat(len(group)))
         for i, g in zip(group, stacked.maps.chunk(len(group)), strict=True):
             total += weights[i] * (g.abs() if absolute else g)
     return total
@@ -138,7 +166,7 @@ def occlusion(query: Query, window: Any, stride: Any, baseline: Any, inner_batch
         tuple([slice(None)] * dims[0] + [slice(a, a + w) for a, w in zip(corner, sides, strict=True)])
         for corner in product(*starts)
     ]
-    at_once = max(1, whole("inner_batch", inner_batch) // len(x)) if query.divisible else 1
+    at_once = max(1, inner_batch // len(x)) if query.divisible else 1
     groups = [windows[i : i + at_once] for i in range(0, len(windows), at_once)]
     for group in shown(groups, "occlusion", progress):
         covered = []
@@ -153,10 +181,21 @@ def occlusion(query: Query, window: Any, stride: Any, baseline: Any, inner_batch
     return Answer(total / count.clamp(min=1), targets, outputs)
 
 
-def _sides(name: str, value: Any, dims: int) -> list[int]:
-    sides = [value] * dims if isinstance(value, int) else list(value) if isinstance(value, (list, tuple)) else [value]
-    if len(sides) != dims:
-        raise AbslrpError(f"{name}={value!r} must be one whole number, or one for each of the {dims} dimensions.")
+def check_occlusion(options: Mapping[str, Any]) -> None:
+    for name in ("window", "stride"):
+        if options[name] is not None:
+            _sides(name, options[name], None)
+    check_baseline(options["baseline"])
+    check_long(options)
+
+
+def _sides(name: str, value: Any, dims: int | None) -> list[int]:
+    """One side for each dimension; how many there are is not known before the inputs are."""
+    several = isinstance(value, (list, tuple))
+    sides = list(value) if several else [value] * (1 if dims is None else dims)
+    if several and (not sides or (dims is not None and len(sides) != dims)):
+        count = "its" if dims is None else dims
+        raise AbslrpError(f"{name}={brief(value)} must be one whole number, or one for each of the {count} dimensions.")
     return [whole(name, side) for side in sides]
 
 
@@ -166,24 +205,30 @@ def rise(query: Query, masks: int, cells: int, keep: float, seed: int, inner_bat
     if x.ndim != 4:
         raise AbslrpError(f"rise needs images (batch, channels, height, width), got shape {tuple(x.shape)}.")
     height, width = x.shape[2:]
-    generator, share = seeded(seed), number("keep", keep, 0.01, 0.99)
-    grid = whole("cells", cells)
+    generator = seeded(seed)
     targets, outputs = _aimed(query)
     total = torch.zeros_like(x[:, :1])
-    inner = whole("inner_batch", inner_batch)
-    at_once = max(1, inner // len(x)) if query.divisible else 1
-    groups = [range(i, min(i + at_once, masks)) for i in range(0, whole("masks", masks), at_once)]
+    at_once = max(1, inner_batch // len(x)) if query.divisible else 1
+    groups = [range(i, min(i + at_once, masks)) for i in range(0, masks, at_once)]
     for group in shown(groups, "rise", progress):
-        drawn = [_smooth_mask(grid, share, height, width, generator).to(x) for _ in group]
-        seen = _probability(query, torch.cat([x * mask for mask in drawn]), targets.repeat(len(group)), inner)
+        drawn = [_smooth_mask(cells, keep, height, width, generator).to(x) for _ in group]
+        seen = _probability(query, torch.cat([x * mask for mask in drawn]), targets.repeat(len(group)), inner_batch)
         for mask, score in zip(drawn, seen.chunk(len(group)), strict=True):
             total += score.reshape(-1, 1, 1, 1) * mask
-    return Answer((total / (masks * share)).expand_as(x), targets, outputs)
+    return Answer((total / (masks * keep)).expand_as(x), targets, outputs)
+
+
+def check_rise(options: Mapping[str, Any]) -> None:
+    number("keep", options["keep"], 0.01, 0.99)
+    whole("cells", options["cells"], most=_MOST_NODES)
+    whole("masks", options["masks"])
+    seed_number(options["seed"])
+    check_long(options)
 
 
 def _smooth_mask(cells: int, keep: float, height: int, width: int, generator: torch.Generator) -> Tensor:
     """A coarse grid of zeros and ones, enlarged and cut at a random place."""
-    coarse = (torch.rand(1, 1, cells, cells, generator=generator) < keep).float()
+    coarse = (torch.rand(1, 1, cells, cells, generator=generator, dtype=torch.float32) < keep).float()
     tall, wide = -(-height // cells), -(-width // cells)
     large = F.interpolate(coarse, size=((cells + 1) * tall, (cells + 1) * wide), mode="bilinear")
     top, left = (int(torch.randint(n, (1,), generator=generator)) for n in (tall, wide))
@@ -203,9 +248,10 @@ def _register(
     run: Any,
     family: str = "gradient",
     needs: tuple[str, ...] = (),
+    check: Callable[[Mapping[str, Any]], object] | None = None,
     **options: Any,
 ) -> None:
-    register_method(Method(name, description, family, citation, run, options, needs))
+    register_method(Method(name, description, family, citation, run, options, needs, check=check))
 
 
 _LONG: dict[str, Any] = {"inner_batch": 16, "progress": False}
@@ -217,6 +263,7 @@ _register(
     "Sundararajan, Taly, Yan (2017), arXiv 1703.01365",
     integrated_gradients,
     needs=("baseline",),
+    check=check_integrated_gradients,
     steps=50,
     baseline=0.0,
     rule="midpoint",
@@ -227,6 +274,7 @@ _register(
     "gradients averaged over noisy copies",
     "Smilkov et al. (2017), arXiv 1706.03825",
     smoothgrad,
+    check=check_smoothgrad,
     samples=20,
     sigma=0.15,
     seed=0,
@@ -240,6 +288,7 @@ _register(
     occlusion,
     "perturbation",
     ("baseline",),
+    check_occlusion,
     window=None,
     stride=None,
     baseline=0.0,
@@ -251,6 +300,7 @@ _register(
     "Petsiuk, Das, Saenko (2018), arXiv 1806.07421",
     rise,
     "perturbation",
+    check=check_rise,
     masks=500,
     cells=7,
     keep=0.5,

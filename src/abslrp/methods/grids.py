@@ -51,7 +51,7 @@ def walk(query: Query) -> list[Event]:
 
         engine.watch(leaf)
         with watched(model, note):
-            query.call(leaf.clone())
+            query.run(leaf.clone())
     return events
 
 

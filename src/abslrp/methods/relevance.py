@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from abslrp.checks import choice
-from abslrp.methods.common import Tap, baseline_of
+from abslrp.methods.common import Tap, baseline_of, check_baseline
 from abslrp.propagation.api import propagate, settle
 from abslrp.propagation.rulesets import RULESETS
 from abslrp.propagation.starts import target
@@ -40,8 +41,7 @@ def propagated(query: Query, ruleset: str, options: dict[str, Any], positive: bo
 
 def levelled(query: Query, ruleset: str, options: dict[str, Any]) -> Answer:
     """As :func:`propagated`; at the level of patches relevance stops at the patch embedding and is spread evenly over each."""
-    level = choice("level", options.pop("level"), LEVELS)
-    if level == "pixels":
+    if options.pop("level") == "pixels":
         return propagated(query, ruleset, options)
     if query.at is not None:
         raise AbslrpError(f"level='patches' cannot be used with at={query.at!r}: it gives the map of the input.")
@@ -92,6 +92,10 @@ def _register(
             return levelled(query, rules, options)
         return propagated(query, rules, options, positive)
 
+    def check(options: Mapping[str, Any]) -> None:
+        choice("level", options.get("level", LEVELS[0]), LEVELS)
+        settle(rules, {name: value for name, value in options.items() if name != "level"})
+
     register_method(
         Method(
             name=name,
@@ -101,6 +105,7 @@ def _register(
             run=run,
             options={**RULESETS[rules].defaults, **defaults},
             at=True,
+            check=check,
         )
     )
 
@@ -190,5 +195,9 @@ register_method(
         run=deeplift,
         options={"baseline": 0.0, "unknown": "gradient"},
         needs=("baseline",),
+        check=lambda options: (
+            check_baseline(options["baseline"]),
+            settle("deeplift", {"unknown": options["unknown"]}),
+        ),
     )
 )

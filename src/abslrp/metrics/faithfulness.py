@@ -17,10 +17,11 @@ from abslrp.inputs.masking import order, select
 from abslrp.metrics.bench import Bench, Explainer, ImageItem, Outcome, every_image
 from abslrp.metrics.maps import flags_of, pixel_maps
 from abslrp.registry import Metric, register_metric
-from abslrp.types import AbslrpError
+from abslrp.types import AbslrpError, brief
 
 _ROAD = {"percentages": (10, 20, 30, 40, 50, 70, 90), "noise": 0.01}
 _REGIONS = {"L": 100, "region": 9}
+_MOST_PERCENTAGES = 1000
 
 
 @dataclass(frozen=True)
@@ -37,15 +38,17 @@ def settle_road(**options: Any) -> dict[str, Any]:
     settled = {**_ROAD, **options}
     number("noise", settled["noise"])
     percentages = settled["percentages"]
-    good = isinstance(percentages, Sequence) and len(percentages) > 0
-    if not good or not all(isinstance(p, (int, float)) and 0 < p < 100 for p in percentages):
-        raise AbslrpError(f"percentages={percentages!r} must be numbers between 0 and 100, such as (10, 30, 50).")
+    good = isinstance(percentages, Sequence) and 0 < len(percentages) <= _MOST_PERCENTAGES
+    if not good or not all(isinstance(p, (int, float)) and p is not True and 0 < p < 100 for p in percentages):
+        raise AbslrpError(f"percentages={brief(percentages)} must be numbers between 0 and 100, such as (10, 30, 50).")
     return {**settled, "percentages": tuple(percentages)}
 
 
 def prepare_road(bench: Bench, items: Sequence[ImageItem], options: Mapping[str, Any]) -> Shown:
     steps = len(options["percentages"])
-    return _shown(bench, items, lambda x, chance: torch.randn((steps, *x.shape), generator=chance), "road")
+    return _shown(
+        bench, items, lambda x, chance: torch.randn((steps, *x.shape), generator=chance, dtype=torch.float32), "road"
+    )
 
 
 def road(bench: Bench, shown: Shown, explainer: Explainer, options: Mapping[str, Any], *, largest: bool) -> Outcome:
@@ -78,7 +81,9 @@ def settle_regions(**options: Any) -> dict[str, Any]:
 
 
 def prepare_regions(bench: Bench, items: Sequence[ImageItem], options: Mapping[str, Any]) -> Shown:
-    shown = _shown(bench, items, lambda x, chance: torch.rand(x.shape, generator=chance), "regions")
+    shown = _shown(
+        bench, items, lambda x, chance: torch.rand(x.shape, generator=chance, dtype=torch.float32), "regions"
+    )
     height, width = shown.images.shape[-2:]
     if min(height, width) < options["region"]:
         raise AbslrpError(

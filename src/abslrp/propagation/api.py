@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from abslrp.propagation.conservation import CONSERVATIONS
@@ -16,7 +18,7 @@ from abslrp.propagation.operations.table import OPERATIONS, STOPPED, follow_unmo
 from abslrp.propagation.rulesets import ATTENTION, CONTRIBUTIONS, FIRST, POOLING, RULESETS
 from abslrp.propagation.starts import PASSES
 from abslrp.propagation.structural import KEPT, STRUCTURAL
-from abslrp.types import AbslrpError
+from abslrp.types import AbslrpError, brief
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "conserve": tuple(CONSERVATIONS),
@@ -32,21 +34,35 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 
 def settle(ruleset: str, options: dict[str, Any]) -> dict[str, Any]:
     """Options with the ruleset's defaults, checked one by one."""
-    if ruleset not in RULESETS:
-        raise AbslrpError(f"ruleset {ruleset!r} is unknown: choose one of {', '.join(RULESETS)}.")
+    if not isinstance(ruleset, str) or ruleset not in RULESETS:
+        raise AbslrpError(f"ruleset {brief(ruleset)} is unknown: choose one of {', '.join(RULESETS)}.")
     settled = dict(RULESETS[ruleset].defaults)
     for name, value in options.items():
         if name not in settled:
             raise AbslrpError(f"option {name!r} is unknown for {ruleset}: choose from {', '.join(sorted(settled))}.")
         if name == "start" and isinstance(value, Tensor):
+            _check_start(value)
             continue
-        if name in OPTIONS and value not in OPTIONS[name]:
-            raise AbslrpError(f"{name}={value!r} is unknown: choose one of {', '.join(OPTIONS[name])}.")
-        if name in ("eps", "gamma") and not (isinstance(value, (int, float)) and value > 0):
-            raise AbslrpError(f"{name}={value!r} must be a number above 0, such as the default {settled[name]}.")
+        if name in OPTIONS and not (isinstance(value, str) and value in OPTIONS[name]):
+            raise AbslrpError(f"{name}={brief(value)} is unknown: choose one of {', '.join(OPTIONS[name])}.")
+        if name in ("eps", "gamma") and not _positive(value):
+            raise AbslrpError(f"{name}={brief(value)} must be a number above 0, such as the default {settled[name]}.")
         if name == "relative" and not isinstance(value, bool):
-            raise AbslrpError(f"relative={value!r} must be True or False.")
+            raise AbslrpError(f"relative={brief(value)} must be True or False.")
     return {**settled, **options}
+
+
+def _check_start(start: Tensor) -> None:
+    unread = start.is_cuda and torch.cuda.is_current_stream_capturing()
+    if start.is_complex() or start.is_meta or start.layout is not torch.strided:
+        raise AbslrpError("start is a complex, sparse or meta tensor: pass a dense tensor (batch, classes) of numbers.")
+    if not unread and not bool(start.isfinite().all()):
+        raise AbslrpError("start holds NaN or infinite values: pass a finite relevance for each output.")
+
+
+def _positive(value: Any) -> bool:
+    """Whether a value is a finite number above 0."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 def propagate(ruleset: str = "abslrp", *, measure: bool = True, **options: Any) -> Propagation:

@@ -28,7 +28,7 @@ from abslrp.propagation.operations import CONSTANT, OPERATIONS, STOPPED
 from abslrp.propagation.rules import PASSING, PROPORTIONAL, Call, Steps, gate_active, scale_identity
 from abslrp.propagation.rulesets import Rule
 from abslrp.propagation.starts import passes
-from abslrp.types import AbslrpError
+from abslrp.types import AbslrpError, ModelError, out_of_memory, said
 
 Writing = tuple[Tensor, Callable[[], Any]]
 """What a function writes to, and the function itself."""
@@ -178,7 +178,8 @@ class Propagation(TorchFunctionMode):
         try:
             for t in lent:
                 t.requires_grad_()
-            if not outputs.requires_grad or not x.requires_grad:
+            # A view of a frozen weight asks for a gradient, too, but has no graph.
+            if outputs.grad_fn is None or not x.requires_grad:
                 raise AbslrpError(self._unreached("the outputs do not depend on x under the engine"))
             self._state(outputs).loosen()
             if self._head is not self._rules:
@@ -186,6 +187,10 @@ class Propagation(TorchFunctionMode):
             (r,) = torch.autograd.grad(
                 outputs, x, (start * factor).to(outputs.dtype), retain_graph=retain, allow_unused=True
             )
+        except Exception as error:
+            if isinstance(error, AbslrpError) or out_of_memory(error):
+                raise
+            raise ModelError(f"the model's backward raised {type(error).__name__}: {said(error)}.") from error
         finally:
             for t in lent:
                 t.requires_grad_(False)
@@ -384,6 +389,12 @@ class Propagation(TorchFunctionMode):
         if self._unknown != "gradient":
             raise UnsupportedOperation(
                 f"{_name(func)}{_where()} has no rule: register one with abslrp.register_operation, or pass unknown='gradient'."
+            )
+        if any(t.grad_fn is not None and "NotImplemented" in t.grad_fn.name() for t in outputs):
+            # Torch would hand back nothing at all, and the map would be 0 all over.
+            raise UnsupportedOperation(
+                f"{_name(func)}{_where()} has neither a rule nor a gradient: use the model before it was quantized, or a method "
+                "that needs none, such as occlusion."
             )
         if self._meter is not None:
             self._meter.coverage.by_gradient[_name(func)] += 1
