@@ -84,14 +84,15 @@ def explained(
     budget = None if max_memory is None else memory.amount("max_memory", max_memory)
     if at is not None and not chosen.at:
         raise AbslrpError(f"at={brief(at)} cannot be used with {method}, which makes maps of the input only.")
-    query = make_query(model, images, targets, forward, at)
-    with undisturbed(query.inputs):
-        size = len(query.inputs) if batch_size is None else batch_size
-        if budget is not None:
-            size = min(size, _fitting(chosen, query, options, budget))
-        parts = _answers(chosen, query, options, size)
-    maps, classes, outputs = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Attribution(maps.float(), classes, outputs.float(), method, dict(options), None if at else query.inputs)
+    with torch.inference_mode(False):
+        query = make_query(model, images, targets, forward, at)
+        with undisturbed(query.inputs):
+            size = len(query.inputs) if batch_size is None else batch_size
+            if budget is not None:
+                size = min(size, _fitting(chosen, query, options, budget))
+            parts = _answers(chosen, query, options, size)
+        maps, classes, outputs = (torch.cat(column) for column in zip(*parts, strict=True))
+        return Attribution(maps.float(), classes, outputs.float(), method, dict(options), None if at else query.inputs)
 
 
 def _fitting(method: Method, query: Query, options: dict[str, Any], budget: int) -> int:

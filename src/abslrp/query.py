@@ -206,18 +206,28 @@ def check_targets(targets: Target, batch: int) -> Tensor | None:
         return None
     wanted = "expected a class index, one index per input, or None for the predicted class"
     try:
-        classes = torch.as_tensor(targets)
-        whole = classes.long() if classes.dtype in WHOLE and classes.layout is torch.strided else None
+        # A copy, because torch takes no array that runs backwards, as argsort(...)[::-1] gives it.
+        values = targets.copy() if hasattr(targets, "__array_interface__") else targets
+        classes = torch.as_tensor(values, device=None if isinstance(values, Tensor) else "cpu")
+        plain = classes.layout is torch.strided and not classes.is_nested
+        whole = classes.long() if classes.dtype in WHOLE and plain else None
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise AbslrpError(f"targets={brief(targets)} cannot be read: {wanted}.") from None
     if whole is None or whole.is_meta:
-        kind = _type(classes) if classes.dtype not in WHOLE else "sparse" if whole is None else "on the meta device"
+        kind = (
+            _type(classes)
+            if classes.dtype not in WHOLE
+            else "sparse or nested"
+            if whole is None
+            else "on the meta device"
+        )
         raise AbslrpError(f"targets are {kind}: {wanted}.")
     if whole.ndim > 1 or (whole.ndim == 1 and len(whole) != batch):
         raise AbslrpError(f"targets have shape {tuple(whole.shape)} for {batch} inputs: {wanted}.")
     if not capturing(whole) and int(whole.min()) < 0:
         raise AbslrpError(f"target {int(whole.min())} is negative: {wanted}.")
-    return whole.expand(batch)
+    # Autograd keeps no tensors made in inference mode, as predictions often are.
+    return (whole.clone() if whole.is_inference() else whole).expand(batch)
 
 
 def logits(output: Any, batch: int) -> Tensor:

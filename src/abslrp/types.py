@@ -34,10 +34,10 @@ def brief(value: Any, most: int = 80) -> str:
     >>> brief("cat"), brief(torch.zeros(2, 3)), brief(list(range(1000)), 12)
     ("'cat'", 'a tensor of shape (2, 3)', '[0, 1, 2, 3 …')
     """
-    shape = getattr(value, "shape", ())
-    if isinstance(shape, tuple) and shape:
-        return f"{'a tensor' if isinstance(value, torch.Tensor) else 'an array'} of shape {tuple(shape)}"
     try:
+        shape = getattr(value, "shape", ())
+        if isinstance(shape, tuple) and shape:
+            return f"{'a tensor' if isinstance(value, torch.Tensor) else 'an array'} of shape {tuple(shape)}"
         text = " ".join(repr(value).split())
     except Exception:
         text = f"a {type(value).__name__}"

@@ -32,7 +32,7 @@ def distinct(chance: torch.Generator, count: int, total: int) -> list[int]:
     """
     found: list[int] = []
     for taken in range(count):
-        number = int(torch.randint(total - taken, (), generator=chance))
+        number = int(torch.randint(total - taken, (), generator=chance, device="cpu"))
         # The number-th of those that are left: each smaller one that is taken moves it up by one.
         for other in sorted(found):
             number += other <= number

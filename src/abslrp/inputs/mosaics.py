@@ -49,8 +49,10 @@ def mosaic_plan(ids: Sequence[str], seed: int, number: int | None = None) -> lis
             chance = generator(seed, "mosaic", key)
             others = distinct(chance, 3, len(ids) - 1)
             four = [i, *(names[rank + (rank >= ranks[i])] for rank in others)]
-            places = torch.randperm(4, generator=chance).tolist()
-            plan.append(Mosaic(key, _four(four, places), places.index(0), float(torch.rand((), generator=chance))))
+            places = torch.randperm(4, generator=chance, device="cpu").tolist()
+            plan.append(
+                Mosaic(key, _four(four, places), places.index(0), float(torch.rand((), generator=chance, device="cpu")))
+            )
     if number is None or number == len(plan):
         return plan
     full = number // len(ids) * len(ids)

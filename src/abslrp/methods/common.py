@@ -28,7 +28,7 @@ def baseline_of(baseline: Any, x: Tensor) -> Tensor:
 def check_baseline(baseline: Any) -> Tensor:
     """The baseline as a tensor, if it is made of finite real numbers."""
     try:
-        value = torch.as_tensor(baseline).detach()
+        value = torch.as_tensor(baseline, device=None if isinstance(baseline, Tensor) else "cpu").detach()
         good = not value.is_complex() and value.dtype != torch.bool and bool(value.isfinite().all())
     except (RuntimeError, TypeError, ValueError, OverflowError):
         good = False

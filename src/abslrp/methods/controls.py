@@ -24,7 +24,7 @@ def random(query: Query, seed: int) -> Answer:
     for x in query.inputs:
         content = zlib.crc32(x.detach().cpu().float().contiguous().numpy().tobytes())
         generator = torch.Generator().manual_seed(content ^ seed)
-        maps.append(torch.rand(x.shape, generator=generator, dtype=torch.float32).to(x.device))
+        maps.append(torch.rand(x.shape, generator=generator, device="cpu", dtype=torch.float32).to(x.device))
     return Answer(torch.stack(maps), query.aim(outputs), outputs)
 
 

@@ -90,7 +90,7 @@ def smoothgrad(
     targets, outputs = _aimed(query)
 
     def noisy(_: int) -> Tensor:
-        return x + torch.randn(x.shape[1:], generator=generator, dtype=torch.float32).to(x) * spread
+        return x + torch.randn(x.shape[1:], generator=generator, device="cpu", dtype=torch.float32).to(x) * spread
 
     total = _summed(query, noisy, [1 / samples] * samples, targets, inner_batch, "smoothgrad", progress, absolute)
     return Answer(total, targets, outputs)
@@ -228,10 +228,10 @@ def check_rise(options: Mapping[str, Any]) -> None:
 
 def _smooth_mask(cells: int, keep: float, height: int, width: int, generator: torch.Generator) -> Tensor:
     """A coarse grid of zeros and ones, enlarged and cut at a random place."""
-    coarse = (torch.rand(1, 1, cells, cells, generator=generator, dtype=torch.float32) < keep).float()
+    coarse = (torch.rand(1, 1, cells, cells, generator=generator, device="cpu", dtype=torch.float32) < keep).float()
     tall, wide = -(-height // cells), -(-width // cells)
     large = F.interpolate(coarse, size=((cells + 1) * tall, (cells + 1) * wide), mode="bilinear")
-    top, left = (int(torch.randint(n, (1,), generator=generator)) for n in (tall, wide))
+    top, left = (int(torch.randint(n, (1,), generator=generator, device="cpu")) for n in (tall, wide))
     return large[:, :, top : top + height, left : left + width]
 
 

@@ -47,7 +47,10 @@ def settle_road(**options: Any) -> dict[str, Any]:
 def prepare_road(bench: Bench, items: Sequence[ImageItem], options: Mapping[str, Any]) -> Shown:
     steps = len(options["percentages"])
     return _shown(
-        bench, items, lambda x, chance: torch.randn((steps, *x.shape), generator=chance, dtype=torch.float32), "road"
+        bench,
+        items,
+        lambda x, chance: torch.randn((steps, *x.shape), generator=chance, device="cpu", dtype=torch.float32),
+        "road",
     )
 
 
@@ -82,7 +85,10 @@ def settle_regions(**options: Any) -> dict[str, Any]:
 
 def prepare_regions(bench: Bench, items: Sequence[ImageItem], options: Mapping[str, Any]) -> Shown:
     shown = _shown(
-        bench, items, lambda x, chance: torch.rand(x.shape, generator=chance, dtype=torch.float32), "regions"
+        bench,
+        items,
+        lambda x, chance: torch.rand(x.shape, generator=chance, device="cpu", dtype=torch.float32),
+        "regions",
     )
     height, width = shown.images.shape[-2:]
     if min(height, width) < options["region"]:

@@ -130,7 +130,7 @@ def similarities(bench: Bench, masking: Masking, first: Tensor, explainer: Expla
     states = masking.states()
     count = len(start)
     found = torch.zeros(len(states), count, dtype=torch.float64, device=start.device)
-    pairs = torch.cartesian_prod(torch.arange(len(states)), torch.arange(count)).view(-1, 2)
+    pairs = torch.cartesian_prod(*(torch.arange(n, device="cpu") for n in (len(states), count))).view(-1, 2)
     for part in pairs.split(explainer.size):
         which, rows = part[:, 0], part[:, 1].to(start.device)
         inputs = torch.cat([masking.state(rows[which == s], *states[s]) for s in which.unique().tolist()])

@@ -90,7 +90,7 @@ def _focus_mosaic(
             partner = names[found.having[k + (k >= bisect_left(found.having, ranks[i]))]]
             one, other = (names[found.without(k)] for k in distinct(chance, 2, rest))
             four = [(i, True), (partner, True), (one, False), (other, False)]
-            laid = [four[int(k)] for k in torch.randperm(4, generator=chance)]
+            laid = [four[int(k)] for k in torch.randperm(4, generator=chance, device="cpu")]
             return FocusMosaic(bench.ids[i], i, tuple(n for n, _ in laid), tuple(p for _, p in laid), label)
     return None
 
@@ -180,8 +180,8 @@ def _by_image(boxed: Boxed, scores: Tensor, raw: Tensor) -> Outcome:
 
 def _pixels(boxes: Sequence[tuple[float, float, float, float]], height: int, width: int) -> Tensor:
     """The pixels (height, width) whose corner lies in any box: x0 ≤ column < x1, y0 ≤ row < y1."""
-    rows, columns = torch.arange(height)[:, None], torch.arange(width)[None]
-    inside = torch.zeros(height, width, dtype=torch.bool)
+    rows, columns = torch.arange(height, device="cpu")[:, None], torch.arange(width, device="cpu")[None]
+    inside = torch.zeros(height, width, dtype=torch.bool, device="cpu")
     for x0, y0, x1, y1 in boxes:
         inside |= (columns >= x0) & (columns < x1) & (rows >= y0) & (rows < y1)
     return inside

@@ -47,7 +47,9 @@ def lipschitz(bench: Bench, numbers: list[int], explainer: Explainer, options: M
         while left:
             count = min(left, explainer.size)
             left -= count
-            drawn = [torch.randn(x.shape[1:], generator=chance, dtype=torch.float32) for _ in range(count)]
+            drawn = [
+                torch.randn(x.shape[1:], generator=chance, device="cpu", dtype=torch.float32) for _ in range(count)
+            ]
             noise = torch.stack(drawn).to(x)
             near = x + options["sigma"] * noise
             maps = unit_maps(explainer(near, targets[i].expand(count)))

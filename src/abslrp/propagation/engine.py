@@ -8,6 +8,7 @@ functions made of others, or an error: nothing falls through in silence.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -161,7 +162,7 @@ class Propagation(TorchFunctionMode):
                 aimed = outputs.detach().argmax(-1) if targets is None else torch.as_tensor(targets)
                 starts = passes(begin, outputs, aimed.expand(len(outputs)))
             else:
-                starts = passes(begin, outputs, torch.empty(0))
+                starts = passes(begin, outputs, torch.empty(0, device="cpu"))
             maps = [self._pull(outputs, x, s, retain or n + 1 < len(starts)) for n, s in enumerate(starts)]
             if len(maps) == 1:
                 return maps[0]
@@ -184,9 +185,9 @@ class Propagation(TorchFunctionMode):
             self._state(outputs).loosen()
             if self._head is not self._rules:
                 _mark_head(outputs)
-            (r,) = torch.autograd.grad(
-                outputs, x, (start * factor).to(outputs.dtype), retain_graph=retain, allow_unused=True
-            )
+            begin = (start * factor).to(outputs.dtype)
+            with _as_written(x.device.type):
+                (r,) = torch.autograd.grad(outputs, x, begin, retain_graph=retain, allow_unused=True)
         except Exception as error:
             if isinstance(error, AbslrpError) or out_of_memory(error):
                 raise
@@ -479,6 +480,11 @@ class Propagation(TorchFunctionMode):
         if not self.batch:
             self.watch(tensor)
         return State(fits(Axis(0, 1), tensor.shape, self.batch), False, False, -1, raw=True)
+
+
+def _as_written(device: str) -> AbstractContextManager[Any]:
+    """Autocast off, which would round the products of the rules to half precision."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def _mark_head(outputs: Tensor) -> None:

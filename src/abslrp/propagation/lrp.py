@@ -229,13 +229,15 @@ def gate_guided(op: Gate, call: Call, eps: float = 0.0) -> Steps:
     x = call.inputs[0]
     if op.rectifier:
         back = torch.ops.aten.threshold_backward
-        return [Transport(lambda R: (back(R.clamp(min=0), x, 0),), lambda: torch.ones(()))]
-    return [Transport(lambda R: (vector_jacobian(op.function, x, R.clamp(min=0)),), lambda: torch.ones(()))]
+        return [Transport(lambda R: (back(R.clamp(min=0), x, 0),), lambda: torch.ones((), device="cpu"))]
+    return [
+        Transport(lambda R: (vector_jacobian(op.function, x, R.clamp(min=0)),), lambda: torch.ones((), device="cpu"))
+    ]
 
 
 def gate_deconvolution(op: Gate, call: Call, eps: float = 0.0) -> Steps:
     """The rectifier on R itself, whatever the input was (Zeiler and Fergus 2014)."""
-    return [Transport(lambda R: (R.clamp(min=0),), lambda: torch.ones(()))]
+    return [Transport(lambda R: (R.clamp(min=0),), lambda: torch.ones((), device="cpu"))]
 
 
 # ---------------------------------------------------------------- DeepLIFT, rescale rule (Shrikumar et al. 2017)
@@ -271,7 +273,7 @@ def rescale(op: Gate | Smooth | Softmax, call: Call, eps: float = 1e-10) -> Step
 def rescale_maximum(op: Maximum, call: Call, eps: float = 1e-10) -> Steps:
     """Of a maximum: what input and baseline add above each other goes to their own winners, over Δx."""
     if len(call.inputs) > 1:
-        return [Transport(lambda R: op.winners(R, call.inputs), lambda: torch.ones(()))]
+        return [Transport(lambda R: op.winners(R, call.inputs), lambda: torch.ones((), device="cpu"))]
     x, h = call.inputs[0], call.output
     (a, b), (p, q) = (_halves(t, call.axis, call.batch) for t in (x, h))
     top = torch.maximum(p, q)
@@ -283,7 +285,7 @@ def rescale_maximum(op: Maximum, call: Call, eps: float = 1e-10) -> Steps:
         own, _ = _halves(op.winners(R, call.inputs)[0], call.axis, call.batch)
         return (_both(torch.where(near, own, (first + second) / (a - b).masked_fill(near, 1)), x, call.axis),)
 
-    return [Transport(pull, lambda: torch.ones(()))]
+    return [Transport(pull, lambda: torch.ones((), device="cpu"))]
 
 
 RECTIFIED: set[rules.Rule] = {gate_guided, gate_deconvolution}

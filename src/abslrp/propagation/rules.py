@@ -114,7 +114,7 @@ def local_factors(
 
 def signs(h: Tensor) -> Tensor:
     """σ = sign(h) with sign(0) = +1."""
-    return torch.copysign(torch.ones((), dtype=h.dtype), h + 0.0)  # −0 + 0 = 0
+    return torch.copysign(torch.ones((), dtype=h.dtype, device="cpu"), h + 0.0)  # −0 + 0 = 0
 
 
 # ---------------------------------------------------------------- absLRP: the positive contributions over |h|
@@ -360,7 +360,7 @@ def norm_agreeing(op: Norm, call: Call, eps: float) -> Steps:
 
 def even(pull: Callable[[Tensor], tuple[Tensor, ...]]) -> Transport:
     """A step that hands out all that it gets, everywhere."""
-    return Transport(pull, lambda: torch.ones(()), even=True)
+    return Transport(pull, lambda: torch.ones((), device="cpu"), even=True)
 
 
 def identity(op: object, call: Call, eps: float = 0.0) -> Steps:
@@ -373,7 +373,8 @@ def scale_identity(op: Scale, call: Call, eps: float = 0.0) -> Steps:
     """r = R where the constant is not 0, for h = x · constant; a constant 0 is a mask and takes the relevance away."""
     if not isinstance(op.constant, Tensor) and op.constant:
         return identity(op, call)
-    x, kept = call.inputs[0], torch.as_tensor(op.constant) != 0
+    x = call.inputs[0]
+    kept = (op.constant if isinstance(op.constant, Tensor) else torch.zeros((), device="cpu")) != 0
     return [diagonal(kept.to(x.dtype).expand(call.shape), x)]
 
 
