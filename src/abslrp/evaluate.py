@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -13,13 +15,13 @@ from abslrp.explain import explained
 from abslrp.inputs.draws import content_ids
 from abslrp.memory import batch_size as fitting
 from abslrp.memory import halving
-from abslrp.metrics.bench import Bench, Boxes, Explainer, Outcome
+from abslrp.metrics.bench import Bench, Boxes, Explainer, Outcome, numbers_only
 from abslrp.progress import shown
 from abslrp.query import check_inputs, check_model, full_precision, make_query, undisturbed, unwrap
-from abslrp.registry import Metric
+from abslrp.registry import Method, Metric
 from abslrp.registry import method as find_method
 from abslrp.registry import metric as find_metric
-from abslrp.types import AbslrpError, Score, Scores
+from abslrp.types import AbslrpError, ModelError, Score, Scores, brief, out_of_memory, said
 
 Own = Callable[[Any, Tensor, Tensor], Tensor]
 """A method of one's own: (model, images, targets) -> maps of the images' shape."""
@@ -28,6 +30,7 @@ Methods = str | Sequence[str] | Mapping[str, str | tuple[str, Mapping[str, Any]]
 Metrics = str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 Labels = Sequence[int | Sequence[int]] | Tensor
 
+_MOST_AT_ONCE = 2**31
 _CHUNK = {"cuda": 32, "cpu": 8}
 
 
@@ -49,7 +52,12 @@ class Asked:
                 self.size = min(self.size, len(x))
             if not callable(self.how):
                 return explained(self.model, x, t, self.how, **self.options).maps
-            maps = self.how(self.model, x, t)
+            try:
+                maps = self.how(self.model, x, t)
+            except Exception as error:
+                if isinstance(error, AbslrpError) or out_of_memory(error):
+                    raise
+                raise ModelError(f"method {self.name!r} raised {type(error).__name__}: {said(error)}.") from error
             if not isinstance(maps, Tensor) or maps.shape != x.shape:
                 shape = tuple(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__
                 raise AbslrpError(f"method {self.name!r} gave {shape}, expected maps of shape {tuple(x.shape)}.")
@@ -107,6 +115,7 @@ def evaluate(
     )
     asked = choose_methods(methods, model)
     with undisturbed(x), full_precision():
+        check_classes(bench)
         set_sizes(bench, asked, x, batch_size)
         found: dict[str, dict[str, list[tuple[Piece, Outcome]]]] = {
             m.name: {a.name: [] for a in asked} for m, _ in chosen
@@ -148,19 +157,19 @@ def run_pieces(bench: Bench, work: Sequence[Piece], asked: Sequence[Asked]) -> I
             chunk = piece.chunk
         prepared = piece.metric.prepare(bench, list(piece.items), piece.options)
         for explainer in asked:
-            yield piece, explainer, piece.metric.score(bench, prepared, explainer, piece.options)
+            yield piece, explainer, numbers_only(piece.metric.score(bench, prepared, explainer, piece.options))
 
 
 def choose_metrics(metrics: Metrics, options: Mapping[str, Any]) -> list[tuple[Metric, dict[str, Any]]]:
     """Metrics with their settled options; an option that none of them knows is an error."""
-    asked: Mapping[str, Mapping[str, Any]]
-    asked = (
-        metrics
-        if isinstance(metrics, Mapping)
-        else {name: {} for name in ([metrics] if isinstance(metrics, str) else metrics)}
-    )
+    asked = dict(metrics) if isinstance(metrics, Mapping) else {n: {} for n in names_of("metrics", metrics, "gae")}
     if not asked:
         raise AbslrpError("metrics is empty: name at least one, such as 'gae'; 'abslrp metrics' lists all.")
+    for name, its in asked.items():
+        if not isinstance(its, Mapping):
+            raise AbslrpError(
+                f"metrics[{brief(name)}]={brief(its)} cannot be read: expected a dict of options, {{}} for none."
+            )
     known = {name: find_metric(name) for name in asked}
     for option in options:
         if not any(option in metric.options for metric in known.values()):
@@ -182,26 +191,44 @@ def choose_metrics(metrics: Metrics, options: Mapping[str, Any]) -> list[tuple[M
 
 def choose_methods(methods: Methods, model: Callable[..., Any]) -> list[Asked]:
     """Methods by the names that results will give them."""
-    if isinstance(methods, str):
-        methods = [methods]
-    named = dict(methods) if isinstance(methods, Mapping) else {name: name for name in methods}
+    named: dict[Any, Any]
+    named = dict(methods) if isinstance(methods, Mapping) else {n: n for n in names_of("methods", methods, "abslrp")}
     if not named:
         raise AbslrpError("methods is empty: name at least one, such as 'abslrp'; 'abslrp methods' lists all.")
     asked = []
     for name, what in named.items():
-        how, options = what if isinstance(what, tuple) else (what, {})
-        if not callable(how):
+        how, options = what if isinstance(what, tuple) and len(what) == 2 else (what, {})
+        if isinstance(how, tuple) or not isinstance(options, Mapping):
+            raise AbslrpError(
+                f"methods[{brief(name)}]={brief(what)} cannot be read: expected a method's name, (name, options), or a function."
+            )
+        if isinstance(how, Method) or not callable(how):
+            how = how.name if isinstance(how, Method) else how
             find_method(how).settle(options)
         asked.append(Asked(str(name), model, how, options))
     return asked
+
+
+def names_of(what: str, given: Any, usual: str) -> list[str]:
+    """Names as a list, from a single one or several."""
+    try:
+        names = [given] if isinstance(given, str) else list(given)
+    except TypeError:
+        names = [None]
+    if not all(isinstance(name, str) for name in names):
+        raise AbslrpError(
+            f"{what}={brief(given)} cannot be read: expected a name such as {usual!r}, several of them, or a dict from names."
+        )
+    return names
 
 
 def set_sizes(bench: Bench, asked: Sequence[Asked], images: Tensor, size: int | None) -> None:
     """How many inputs go through at once: as told, or as the memory allows."""
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
         raise AbslrpError(
-            f"batch_size={size!r} must be a whole number of at least 1, or None to find it from the memory."
+            f"batch_size={brief(size)} must be a whole number of at least 1, or None to find it from the memory."
         )
+    size = None if size is None else min(size, _MOST_AT_ONCE)
     probe = images[:2]
     if len(probe) < 2:
         probe = torch.cat([probe, probe])
@@ -236,14 +263,19 @@ def _score(metric: Metric, method: str, rows: list[tuple[Piece, Outcome]]) -> Sc
 
 def _on_device(model: Callable[..., Any], images: Tensor) -> Tensor:
     parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    return images if parameter is None else images.to(parameter.device)
+    return images if parameter is None or images.is_meta else images.to(parameter.device)
 
 
 def check_ids(ids: Sequence[str] | None, images: Tensor) -> list[str]:
     """Names of the images: as given, each once, or made of their pixels."""
     if ids is None:
         return content_ids(images)
-    names = [str(name) for name in ids]
+    given = plain(ids)
+    if isinstance(given, (str, bytes, Mapping)) or not hasattr(given, "__len__") or not hasattr(given, "__iter__"):
+        raise AbslrpError(
+            f"ids={brief(ids)} cannot be read: expected a list of names, one for each of {len(images)} images."
+        )
+    names = [str(name) for name in given]
     if len(names) != len(images) or len(set(names)) != len(names):
         raise AbslrpError(
             f"ids has {len(names)} names, {len(set(names))} of them different, for {len(images)} images: give each its own."
@@ -251,36 +283,71 @@ def check_ids(ids: Sequence[str] | None, images: Tensor) -> list[str]:
     return names
 
 
+def plain(value: Any) -> Any:
+    """Arrays and tensors as lists; None where they hold no values that can be read."""
+    try:
+        return value.tolist() if hasattr(value, "tolist") else value
+    except RuntimeError:
+        return None
+
+
 def _seed(seed: Any) -> int:
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise AbslrpError(f"seed={seed!r} must be a whole number of at least 0.")
+        raise AbslrpError(f"seed={brief(seed)} must be a whole number of at least 0.")
     return seed
 
 
 def _labels(labels: Labels | None, count: int) -> list[frozenset[int]] | None:
     if labels is None:
         return None
-    rows = labels.tolist() if isinstance(labels, Tensor) else list(labels)
     wanted = "expected one class, or several, for each image"
+    rows = plain(labels)
+    if not isinstance(rows, (list, tuple)):
+        raise AbslrpError(f"labels={brief(labels)} cannot be read: {wanted}.")
     if len(rows) != count:
         raise AbslrpError(f"labels has {len(rows)} entries for {count} images: {wanted}.")
-    sets = [frozenset(row if isinstance(row, (Sequence, set, frozenset)) else [row]) for row in rows]
-    for entry in (entry for one in sets for entry in one):
-        if isinstance(entry, bool) or not isinstance(entry, int) or entry < 0:
-            raise AbslrpError(f"label {entry!r} is no class index: {wanted}.")
-    return sets
+    several = (list, tuple, set, frozenset)
+    lists = [list(row) if isinstance(row, several) else [row] for row in map(plain, rows)]
+    for entry in (entry for one in lists for entry in one):
+        if not _is_class(entry):
+            raise AbslrpError(f"label {brief(entry)} is no class index: {wanted}.")
+    return [frozenset(int(entry) for entry in one) for one in lists]
+
+
+def _is_class(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= 0
 
 
 def _boxes(boxes: Sequence[Boxes] | None, count: int) -> Sequence[Boxes] | None:
     if boxes is None:
         return None
     wanted = "expected for each image a dict {class: [(x0, y0, x1, y1), ...]} in pixels"
+    if not isinstance(boxes, Sequence):
+        raise AbslrpError(f"boxes={brief(boxes)} cannot be read: {wanted}.")
     if len(boxes) != count:
         raise AbslrpError(f"boxes has {len(boxes)} entries for {count} images: {wanted}.")
     for i, one in enumerate(boxes):
-        if not isinstance(one, Mapping) or any(len(box) != 4 for found in one.values() for box in found):
-            raise AbslrpError(f"boxes[{i}]={one!r} cannot be read: {wanted}.")
+        if not isinstance(one, Mapping) or not all(_is_class(c) and _are_boxes(found) for c, found in one.items()):
+            raise AbslrpError(f"boxes[{i}]={brief(one)} cannot be read: {wanted}.")
     return boxes
+
+
+def _are_boxes(found: Any) -> bool:
+    """Whether a value lists boxes of four finite numbers each."""
+    try:
+        rows = [[float(side) for side in box] for box in found]
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return all(len(row) == 4 and all(isfinite(side) for side in row) for row in rows)
+
+
+def check_classes(bench: Bench) -> None:
+    """Labels and boxes of classes that the model has."""
+    told = {*(c for one in bench.labels or () for c in one), *(c for one in bench.boxes or () for c in one)}
+    if told and max(told) >= (count := bench.logits([0]).shape[1]):
+        raise AbslrpError(
+            f"class {max(told)} among the labels or boxes is out of range: the model has {count} classes, 0 to {count - 1}."
+        )
 
 
 __all__ = ["Asked", "Explainer", "Piece", "evaluate", "pieces", "run_pieces"]

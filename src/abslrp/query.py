@@ -207,7 +207,8 @@ def check_targets(targets: Target, batch: int) -> Tensor | None:
     wanted = "expected a class index, one index per input, or None for the predicted class"
     try:
         # A copy, because torch takes no array that runs backwards, as argsort(...)[::-1] gives it.
-        values = targets.copy() if hasattr(targets, "__array_interface__") else targets
+        values: Any = targets
+        values = values.copy() if hasattr(values, "__array_interface__") else values
         classes = torch.as_tensor(values, device=None if isinstance(values, Tensor) else "cpu")
         plain = classes.layout is torch.strided and not classes.is_nested
         whole = classes.long() if classes.dtype in WHOLE and plain else None

@@ -21,7 +21,7 @@ from abslrp.experiments.config import Variant
 from abslrp.experiments.store import Row
 from abslrp.inputs.datasets import Dataset
 from abslrp.inputs.models import LoadedModel
-from abslrp.metrics.bench import Bench, Boxes, Explainer, Outcome
+from abslrp.metrics.bench import Bench, Boxes, Explainer, Outcome, numbers_only
 from abslrp.query import full_precision, make_query, undisturbed, unwrap
 from abslrp.registry import Metric
 from abslrp.registry import metric as find_metric
@@ -208,7 +208,7 @@ class Worker:
         with undisturbed(self.bench.query.inputs), full_precision():
             prepared = self._prepare(job, metric, options)
             try:
-                outcome = metric.score(self.bench, prepared, self.asked[job.method], options)
+                outcome = numbers_only(metric.score(self.bench, prepared, self.asked[job.method], options))
             except Misfit as error:
                 self._unfit[job.method] = str(error)
                 return Scored(job, unfit=str(error))

@@ -94,7 +94,9 @@ def compose(tiles: Tensor, how: str = "antialias") -> Tensor:
         if how == "nearest":
             small = F.interpolate(tiles[:, place], size, mode="nearest")
         else:
-            small = F.interpolate(tiles[:, place], size, mode="bilinear", antialias=True)
+            # On the CPU torch enlarges no half precision; single precision is what it computes in elsewhere.
+            wide = tiles[:, place].to(torch.promote_types(tiles.dtype, torch.float32))
+            small = F.interpolate(wide, size, mode="bilinear", antialias=True).to(tiles.dtype)
         made[..., rows, columns] = small
     return made
 

@@ -32,6 +32,26 @@ class Outcome:
     flags: list[tuple[str, ...]]
 
 
+SCORE_NOT_FINITE = "score not finite"
+"""The flag of an item for which the metric gave NaN, as where the model gives NaN for the image or what is left of it."""
+
+
+def numbers_only(outcome: Outcome) -> Outcome:
+    """The outcome with 0 for every score and part that is not finite, and a flag at each item that had one.
+
+    >>> numbers_only(Outcome({"score": torch.tensor([float("nan"), 1.0])}, [(), ()]))
+    Outcome(parts={'score': tensor([0., 1.])}, flags=[('score not finite',), ()])
+    """
+    plain = {name: part for name, part in outcome.parts.items() if part.ndim <= 2 and part.is_floating_point()}
+    bad = torch.stack(
+        [~part.flatten(1).isfinite().all(1) if part.ndim > 1 else ~part.isfinite() for part in plain.values()]
+    )
+    if not bool(bad.any()):
+        return outcome
+    flags = merged(outcome.flags, [(SCORE_NOT_FINITE,) if wrong else () for wrong in bad.any(0).tolist()])
+    return Outcome({**outcome.parts, **{name: part.nan_to_num(0.0, 0.0, 0.0) for name, part in plain.items()}}, flags)
+
+
 @dataclass(frozen=True)
 class ImageItem:
     """An image to score: its name and its number."""

@@ -64,10 +64,11 @@ def road(bench: Bench, shown: Shown, explainer: Explainer, options: Mapping[str,
         count = min(max(round(percentage / 100 * relevance.shape[1]), 1), relevance.shape[1] - 1)
         removed = select(relevance, count, largest=largest).view(-1, *size)
         parts = [
-            _refilled(x, gone, noise[:, k], options["noise"])
+            _refilled(x, gone, noise[:, k], float(options["noise"]))
             for x, gone, noise in zip(*(t.split(bench.size) for t in (shown.images, removed, shown.noise)), strict=True)
         ]
-        hits.append((bench.outputs(torch.cat(parts)).argmax(1) == shown.targets).double())
+        outputs = bench.outputs(torch.cat(parts))
+        hits.append(torch.where(outputs.isnan().any(1), torch.nan, (outputs.argmax(1) == shown.targets).double()))
     curve = torch.stack(hits, 1)
     return Outcome({"score": curve.mean(1), "curve": curve}, flags_of(raw))
 

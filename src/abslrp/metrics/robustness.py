@@ -51,7 +51,7 @@ def lipschitz(bench: Bench, numbers: list[int], explainer: Explainer, options: M
                 torch.randn(x.shape[1:], generator=chance, device="cpu", dtype=torch.float32) for _ in range(count)
             ]
             noise = torch.stack(drawn).to(x)
-            near = x + options["sigma"] * noise
+            near = x + float(options["sigma"]) * noise
             maps = unit_maps(explainer(near, targets[i].expand(count)))
             apart = (maps - start).flatten(1).norm(dim=1)
             step = (near - x).flatten(1).double().norm(dim=1)
