@@ -102,8 +102,9 @@ def explain(
 
     if target is not None and top is not None:
         raise AbslrpError("--target and --top were both given: choose one.")
-    find_method(method)
-    settings, paths = read_settings(option), find_images(images)
+    settings = read_settings(option)
+    find_method(method).settle(settings)
+    paths = find_images(images)
     check_writable(out)
     loaded = load_model(model, weights, device=device, pretrained=not random_weights)
     job = Job(loaded, out, method, settings, _class_index(target, loaded, device), top or 1, device)
@@ -160,14 +161,17 @@ def doctor(
     import abslrp
     from abslrp.inputs.images import read_image
     from abslrp.inputs.models import load_model, sample_images
+    from abslrp.propagation.api import settle
     from abslrp.query import logits
     from abslrp.reporting.tables import coverage_tables
 
     _check_propagates(method)
+    settings = read_settings(option)
+    settle(method, settings)
     photograph = read_image(image) if image is not None else sample_images()["chelsea"]
     loaded = load_model(model, weights, device=device, pretrained=not random_weights)
     x = loaded.transform(photograph)[None].to(device)
-    with abslrp.propagate(method, **read_settings(option)) as propagation:
+    with abslrp.propagate(method, **settings) as propagation:
         outputs = logits(loaded.model(x), len(x))
     maps = propagation.relevance(outputs, x, "target")
     coverage, console = propagation.coverage, Console()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from abslrp.evaluate import Methods, check_ids, choose_methods
+from abslrp.evaluate import Methods, check_ids, choose_methods, names_of
 from abslrp.metrics import text as kernels
 from abslrp.progress import shown
 from abslrp.query import check_model, full_precision, gradient, logits, undisturbed, unwrap
@@ -24,10 +24,11 @@ from abslrp.text import (
     equal_lengths,
     explain_text,
     per_word,
+    text_list,
     text_query,
     token_relevance,
 )
-from abslrp.types import AbslrpError, Score, Scores
+from abslrp.types import AbslrpError, Score, Scores, brief
 
 _AT_ONCE = 64
 _REMOVAL = ("text-abpc", "text-aopc")
@@ -65,14 +66,17 @@ def evaluate_text(
     """
     core: Any = unwrap(model)
     check_model(core)
-    names = list(dict.fromkeys([metrics] if isinstance(metrics, str) else metrics))
+    names = list(dict.fromkeys(names_of("metrics", metrics, "text-abpc")))
+    texts = text_list(texts)
     settled = _settled(names, options)
     asked = choose_methods(methods, core)
     for one in asked:
         check_method(one.how, one.name)
-    keys = check_ids(ids if ids is not None else [str(k) for k in range(len(texts))], torch.empty(len(texts)))
+    keys = check_ids(
+        ids if ids is not None else [str(k) for k in range(len(texts))], torch.empty(len(texts), device="cpu")
+    )
     found: dict[str, dict[str, Score]] = {name: {} for name in names}
-    with full_precision():
+    with torch.inference_mode(False), full_precision():
         for one in shown(asked, "Evaluating", progress):
             how = Explainer(core, tokenizer, str(one.how), dict(one.options), batch_size)
             maps = how(list(texts))
@@ -108,7 +112,9 @@ def _settled(names: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]
     for name in names:
         if name not in kernels.TEXT_METRICS:
             near = get_close_matches(str(name), kernels.TEXT_METRICS, n=1, cutoff=0.3)
-            raise AbslrpError(f"metric {name!r} is unknown for texts: did you mean {near[0] if near else 'text-abpc'}?")
+            raise AbslrpError(
+                f"metric {brief(name)} is unknown for texts: did you mean {near[0] if near else 'text-abpc'}?"
+            )
     known = {option for name in names for option in kernels.TEXT_METRICS[name].options}
     unknown = sorted(set(options) - known)
     if unknown:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from abslrp.explain import answer
 from abslrp.methods.attention import MATRICES
 from abslrp.query import Answer, Query, check_model, check_targets, plain_outputs, undisturbed, unwrap
 from abslrp.registry import method as find_method
-from abslrp.types import AbslrpError, Target
+from abslrp.types import AbslrpError, Target, brief
 
 TEXT_DEFAULT = "lrp-text"
 _NO_LIMIT = 10**6
@@ -109,14 +109,15 @@ def explain_text(
     check_method(method)
     whole("batch_size", batch_size)
     single = isinstance(texts, str)
-    encoded = encode(tokenizer, core, [texts] if isinstance(texts, str) else texts)
+    encoded = encode(tokenizer, core, text_list(texts))
     classes = check_targets(targets, len(encoded))
+    highest = 0 if classes is None else int(classes.max())
     chosen = find_method(method)
     chosen.settle(options)
     found: dict[int, TextAttribution] = {}
     for rows in equal_lengths([len(one.ids) for one in encoded], batch_size if batched(core) else 1):
         group = [encoded[i] for i in rows]
-        query = text_query(core, group, None if classes is None else classes[rows])
+        query = replace(text_query(core, group, None if classes is None else classes[rows]), highest=highest)
         with undisturbed(query.inputs):
             values, aimed, outputs = token_relevance(query, group, method, options, tokenizer)
         for k, i in enumerate(rows):
@@ -135,6 +136,25 @@ def check_method(method: Any, label: str | None = None) -> None:
         raise AbslrpError(f"{method} {reason}: choose another method for text, such as {TEXT_DEFAULT}.")
 
 
+def text_list(texts: Any) -> list[Any]:
+    """One text or several as a list."""
+    if isinstance(texts, (bytes, Mapping, Tensor)):
+        several = None
+    elif isinstance(texts, str):
+        several = [texts]
+    else:
+        several = list(texts) if hasattr(texts, "__iter__") and not hasattr(texts, "__array__") else plain_list(texts)
+    if several is None:
+        raise AbslrpError(f"texts={brief(texts)} cannot be read: expected a text, or a list of texts.")
+    return several
+
+
+def plain_list(array: Any) -> list[Any] | None:
+    """An array of one dimension as a list."""
+    values = array.tolist() if hasattr(array, "tolist") else None
+    return values if isinstance(values, list) else None
+
+
 def encode(tokenizer: Any, model: Any, texts: Sequence[str]) -> list[Encoded]:
     """Texts as tokens with their words, cut to what the model takes."""
     if not texts:
@@ -150,7 +170,9 @@ def encode(tokenizer: Any, model: Any, texts: Sequence[str]) -> list[Encoded]:
 
 def _encode(tokenizer: Any, text: Any, number: int, most: int) -> Encoded:
     if not isinstance(text, str) or not text.strip():
-        raise AbslrpError(f"text {number} is {text!r}, expected a text with at least one word.")
+        raise AbslrpError(f"text {number} is {brief(text)}, expected a text with at least one word.")
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise AbslrpError(f"text {number} is {brief(text)}, which holds half a character: read its file as UTF-8.")
     whole = tokenizer(text, add_special_tokens=True, verbose=False)
     coded = tokenizer(text, truncation=True, max_length=most, return_offsets_mapping=True, verbose=False)
     if len(whole["input_ids"]) > len(coded["input_ids"]):
@@ -213,7 +235,7 @@ def text_query(model: Any, group: Sequence[Encoded], targets: Tensor | None) -> 
             f"{type(model).__name__} has no input embeddings: pass a sequence classifier of the transformers library."
         )
     device = next(model.parameters()).device
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():
         embedded = table(torch.tensor([one.ids for one in group], device=device)).detach()
 
     def forward(x: Tensor) -> Any:
@@ -289,7 +311,7 @@ def cover_embedding(query: Query, tokenizer: Any) -> Tensor:
     model: Any = query.model
     if token is None:
         return torch.zeros_like(query.inputs[0, 0])
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():
         found: Tensor = model.get_input_embeddings()(torch.tensor([token], device=query.inputs.device))[0]
     return found
 

@@ -62,21 +62,22 @@ def explain_text(
     from abslrp.cli import read_settings
     from abslrp.inputs.models import resolve_target
     from abslrp.inputs.plain import check_writable
+    from abslrp.registry import method as find_method
     from abslrp.reporting import words
     from abslrp.text import TEXT_DEFAULT, check_method
     from abslrp.text import explain_text as explain
 
     how = method or TEXT_DEFAULT
     check_method(how)
+    settings = read_settings(option)
+    find_method(how).settle(settings)
     given = _gathered(texts, file)
     check_writable(out)
     classifier = _loaded(model, device)
     names = classifier.class_names
     aim = None if target is None else resolve_target(target, names, len(names))
     with _said():
-        found = explain(
-            classifier.model, classifier.tokenizer, given, aim, how, batch_size=batch, **read_settings(option)
-        )
+        found = explain(classifier.model, classifier.tokenizer, given, aim, how, batch_size=batch, **settings)
     lines = [words.Line(one, _caption(one, names)) for one in found]
     _show(lines)
     written = _write(lines, f"{_short(classifier.name)}, {how}", out)
