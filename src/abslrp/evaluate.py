@@ -21,7 +21,7 @@ from abslrp.query import check_inputs, check_model, full_precision, make_query, 
 from abslrp.registry import Method, Metric
 from abslrp.registry import method as find_method
 from abslrp.registry import metric as find_metric
-from abslrp.types import AbslrpError, ModelError, Score, Scores, brief, out_of_memory, said
+from abslrp.types import AbslrpError, Score, Scores, brief
 
 Own = Callable[[Any, Tensor, Tensor], Tensor]
 """A method of one's own: (model, images, targets) -> maps of the images' shape."""
@@ -52,12 +52,7 @@ class Asked:
                 self.size = min(self.size, len(x))
             if not callable(self.how):
                 return explained(self.model, x, t, self.how, **self.options).maps
-            try:
-                maps = self.how(self.model, x, t)
-            except Exception as error:
-                if isinstance(error, AbslrpError) or out_of_memory(error):
-                    raise
-                raise ModelError(f"method {self.name!r} raised {type(error).__name__}: {said(error)}.") from error
+            maps = self.how(self.model, x, t)
             if not isinstance(maps, Tensor) or maps.shape != x.shape:
                 shape = tuple(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__
                 raise AbslrpError(f"method {self.name!r} gave {shape}, expected maps of shape {tuple(x.shape)}.")
@@ -115,12 +110,12 @@ def evaluate(
     )
     asked = choose_methods(methods, model)
     with undisturbed(x), full_precision():
-        check_classes(bench)
         set_sizes(bench, asked, x, batch_size)
         found: dict[str, dict[str, list[tuple[Piece, Outcome]]]] = {
             m.name: {a.name: [] for a in asked} for m, _ in chosen
         }
         work = list(pieces(bench, chosen, _CHUNK.get(x.device.type, _CHUNK["cpu"])))
+        check_classes(bench)
         for piece, explainer, outcome in shown(
             run_pieces(bench, work, asked), "Evaluating", progress, len(work) * len(asked)
         ):
