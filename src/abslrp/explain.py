@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from abslrp import memory
 from abslrp.propagation.axes import BatchLost
-from abslrp.query import Answer, Query, capturing, make_query, undisturbed
+from abslrp.query import Answer, Query, make_query, undisturbed
 from abslrp.registry import Method
 from abslrp.registry import method as find_method
-from abslrp.types import AbslrpError, Attribution, Target, brief
+from abslrp.types import AbslrpError, Attribution, Target, brief, capturing
 
 
 def explain(

@@ -12,10 +12,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from abslrp.types import AbslrpError, ModelError, Target, brief, out_of_memory, said
+from abslrp.types import (
+    AbslrpError,
+    ModelError,
+    Target,
+    brief,
+    capturing,
+    check_targets,
+    out_of_memory,
+    said,
+)
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-WHOLE = (torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Answer(NamedTuple):
@@ -194,41 +202,6 @@ def _failed(error: Exception, model: Callable[..., Any], x: Tensor) -> str:
         remedy = f"its weights are {_type(parameter)}, so convert the inputs with .to({parameter.dtype})"
     shape = f"inputs of shape {tuple(x.shape)}, {_type(x)}"
     return f"the model raised {type(error).__name__}{where} on {shape}: {said(error)}: {remedy}."
-
-
-def capturing(values: Tensor) -> bool:
-    """Whether a CUDA graph is being captured, during which values cannot be looked at."""
-    return values.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def check_targets(targets: Target, batch: int) -> Tensor | None:
-    if targets is None:
-        return None
-    wanted = "expected a class index, one index per input, or None for the predicted class"
-    try:
-        # A copy, because torch takes no array that runs backwards, as argsort(...)[::-1] gives it.
-        values: Any = targets
-        values = values.copy() if hasattr(values, "__array_interface__") else values
-        classes = torch.as_tensor(values, device=None if isinstance(values, Tensor) else "cpu")
-        plain = classes.layout is torch.strided and not classes.is_nested
-        whole = classes.long() if classes.dtype in WHOLE and plain else None
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise AbslrpError(f"targets={brief(targets)} cannot be read: {wanted}.") from None
-    if whole is None or whole.is_meta:
-        kind = (
-            _type(classes)
-            if classes.dtype not in WHOLE
-            else "sparse or nested"
-            if whole is None
-            else "on the meta device"
-        )
-        raise AbslrpError(f"targets are {kind}: {wanted}.")
-    if whole.ndim > 1 or (whole.ndim == 1 and len(whole) != batch):
-        raise AbslrpError(f"targets have shape {tuple(whole.shape)} for {batch} inputs: {wanted}.")
-    if not capturing(whole) and int(whole.min()) < 0:
-        raise AbslrpError(f"target {int(whole.min())} is negative: {wanted}.")
-    # Autograd keeps no tensors made in inference mode, as predictions often are.
-    return (whole.clone() if whole.is_inference() else whole).expand(batch)
 
 
 def logits(output: Any, batch: int) -> Tensor:

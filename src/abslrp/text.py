@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from abslrp.checks import whole
 from abslrp.explain import answer
 from abslrp.methods.attention import MATRICES
-from abslrp.query import Answer, Query, check_model, check_targets, plain_outputs, undisturbed, unwrap
+from abslrp.query import Answer, Query, check_model, plain_outputs, undisturbed, unwrap
 from abslrp.registry import method as find_method
-from abslrp.types import AbslrpError, Target, brief
+from abslrp.types import AbslrpError, Target, brief, check_targets
 
 TEXT_DEFAULT = "lrp-text"
 _NO_LIMIT = 10**6

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 Target = int | Sequence[int] | torch.Tensor | None
 """What to explain: one class for all inputs, one class each, or None for the predicted class."""
 
+WHOLE = (torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64)
+"""The types that class indices may have."""
+
 Forward = Callable[[torch.Tensor], torch.Tensor]
 """From a batch of inputs to logits of shape (batch, classes)."""
 
@@ -54,6 +57,42 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def capturing(values: torch.Tensor) -> bool:
+    """Whether a CUDA graph is being captured, during which values cannot be looked at."""
+    return values.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def check_targets(targets: Target, batch: int) -> torch.Tensor | None:
+    """The classes of a batch as int64, checked as far as that needs no model; None for the predicted ones."""
+    if targets is None:
+        return None
+    wanted = "expected a class index, one index per input, or None for the predicted class"
+    try:
+        # A copy, because torch takes no array that runs backwards, as argsort(...)[::-1] gives it.
+        values: Any = targets
+        values = values.copy() if hasattr(values, "__array_interface__") else values
+        classes = torch.as_tensor(values, device=None if isinstance(values, torch.Tensor) else "cpu")
+        plain = classes.layout is torch.strided and not classes.is_nested
+        whole = classes.long() if classes.dtype in WHOLE and plain else None
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise AbslrpError(f"targets={brief(targets)} cannot be read: {wanted}.") from None
+    if whole is None or whole.is_meta:
+        kind = (
+            str(classes.dtype).removeprefix("torch.")
+            if classes.dtype not in WHOLE
+            else "sparse or nested"
+            if whole is None
+            else "on the meta device"
+        )
+        raise AbslrpError(f"targets are {kind}: {wanted}.")
+    if whole.ndim > 1 or (whole.ndim == 1 and len(whole) != batch):
+        raise AbslrpError(f"targets have shape {tuple(whole.shape)} for {batch} inputs: {wanted}.")
+    if not capturing(whole) and int(whole.min()) < 0:
+        raise AbslrpError(f"target {int(whole.min())} is negative: {wanted}.")
+    # Autograd keeps no tensors made in inference mode, as predictions often are.
+    return (whole.clone() if whole.is_inference() else whole).expand(batch)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from abslrp.propagation.conservation import CONSERVATIONS
@@ -16,7 +15,7 @@ from abslrp.propagation.kinds import Gate, Smooth
 from abslrp.propagation.operations.reductions import nonnegative_map
 from abslrp.propagation.operations.table import OPERATIONS, STOPPED, follow_unmoved
 from abslrp.propagation.rulesets import ATTENTION, CONTRIBUTIONS, FIRST, POOLING, RULESETS
-from abslrp.propagation.starts import PASSES
+from abslrp.propagation.starts import PASSES, check_start
 from abslrp.propagation.structural import KEPT, STRUCTURAL
 from abslrp.types import AbslrpError, brief
 
@@ -41,7 +40,7 @@ def settle(ruleset: str, options: dict[str, Any]) -> dict[str, Any]:
         if name not in settled:
             raise AbslrpError(f"option {name!r} is unknown for {ruleset}: choose from {', '.join(sorted(settled))}.")
         if name == "start" and isinstance(value, Tensor):
-            _check_start(value)
+            check_start(value)
             continue
         if name in OPTIONS and not (isinstance(value, str) and value in OPTIONS[name]):
             raise AbslrpError(f"{name}={brief(value)} is unknown: choose one of {', '.join(OPTIONS[name])}.")
@@ -50,14 +49,6 @@ def settle(ruleset: str, options: dict[str, Any]) -> dict[str, Any]:
         if name == "relative" and not isinstance(value, bool):
             raise AbslrpError(f"relative={brief(value)} must be True or False.")
     return {**settled, **options}
-
-
-def _check_start(start: Tensor) -> None:
-    unread = start.is_cuda and torch.cuda.is_current_stream_capturing()
-    if start.is_complex() or start.is_meta or start.layout is not torch.strided:
-        raise AbslrpError("start is a complex, sparse or meta tensor: pass a dense tensor (batch, classes) of numbers.")
-    if not unread and not bool(start.isfinite().all()):
-        raise AbslrpError("start holds NaN or infinite values: pass a finite relevance for each output.")
 
 
 def _positive(value: Any) -> bool:
@@ -114,14 +105,16 @@ def register_operation(function: Callable[..., Any], kind: str | Callable[..., A
     >>> p.coverage.layers[0].kind
     'activation'
     """
+    if not callable(function):
+        raise AbslrpError(f"function={brief(function)} cannot be called: pass the torch function to teach.")
     known = function in OPERATIONS or function in STRUCTURAL or function in STOPPED
     if known and not replace:
         raise AbslrpError(
             f"{getattr(function, '__name__', function)} already has a rule: pass replace=True to give it another."
         )
-    if not callable(kind) and kind not in ("structural", "constant", *_KINDS):
+    if not callable(kind) and not (isinstance(kind, str) and kind in ("structural", "constant", *_KINDS)):
         raise AbslrpError(
-            f"kind={kind!r} is unknown: choose structural, constant, {', '.join(_KINDS)}, or pass a function."
+            f"kind={brief(kind)} is unknown: choose structural, constant, {', '.join(_KINDS)}, or pass a function."
         )
     OPERATIONS.pop(function, None)
     for group in (KEPT, STRUCTURAL, STOPPED):

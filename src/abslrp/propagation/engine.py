@@ -29,7 +29,7 @@ from abslrp.propagation.operations import CONSTANT, OPERATIONS, STOPPED
 from abslrp.propagation.rules import PASSING, PROPORTIONAL, Call, Steps, gate_active, scale_identity
 from abslrp.propagation.rulesets import Rule
 from abslrp.propagation.starts import passes
-from abslrp.types import AbslrpError, ModelError, out_of_memory, said
+from abslrp.types import AbslrpError, ModelError, brief, out_of_memory, said
 
 Writing = tuple[Tensor, Callable[[], Any]]
 """What a function writes to, and the function itself."""
@@ -103,6 +103,8 @@ class Propagation(TorchFunctionMode):
         self.conserve = CONSERVATIONS[conserve]
         self._by_sample = conserve != "none" or "affine" not in rules
         self.attention, self._unknown, self._start = attention, unknown, start
+        if not isinstance(measure, bool):
+            raise AbslrpError(f"measure={brief(measure)} must be True or False.")
         self._meter = Meter() if measure else None
         self.measuring = measure
         self._keeper = Keeper()
@@ -157,12 +159,12 @@ class Propagation(TorchFunctionMode):
         With ``retain`` the graph stays for further calls; without it activations are freed as the relevance passes.
         """
         with torch._C.DisableTorchFunction():
-            begin = self._start if start is None else start
-            if isinstance(begin, str):
-                aimed = outputs.detach().argmax(-1) if targets is None else torch.as_tensor(targets)
-                starts = passes(begin, outputs, aimed.expand(len(outputs)))
-            else:
-                starts = passes(begin, outputs, torch.empty(0, device="cpu"))
+            for name, value in (("outputs", outputs), ("x", x)):
+                if not isinstance(value, Tensor):
+                    raise AbslrpError(
+                        f"{name}={brief(value)} is no tensor: pass what went into the model and what it gave."
+                    )
+            starts = passes(self._start if start is None else start, outputs, targets)
             maps = [self._pull(outputs, x, s, retain or n + 1 < len(starts)) for n, s in enumerate(starts)]
             if len(maps) == 1:
                 return maps[0]

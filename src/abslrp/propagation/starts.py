@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from abslrp.types import AbslrpError
+from abslrp.types import AbslrpError, Target, brief, capturing, check_targets
 
 
 def target(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -57,17 +57,50 @@ PASSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], ...]] = {
 """Every start by name with its passes; of two, each map is divided by its own L1 norm and the second is subtracted."""
 
 
-def passes(start: str | Tensor, outputs: Tensor, targets: Tensor) -> list[Tensor]:
+def check_start(start: Tensor) -> None:
+    """One sentence for a tensor that is no relevance."""
+    if start.is_complex() or start.is_meta or start.layout is not torch.strided:
+        raise AbslrpError("start is a complex, sparse or meta tensor: pass a dense tensor (batch, classes) of numbers.")
+    if not capturing(start) and not bool(start.isfinite().all()):
+        raise AbslrpError("start holds NaN or infinite values: pass a finite relevance for each output.")
+
+
+def aim(outputs: Tensor, targets: Target) -> Tensor:
+    """The classes to start from: those asked for, checked, or the predicted ones."""
+    if (
+        outputs.ndim != 2
+        or not outputs.shape[1]
+        or not outputs.is_floating_point()
+        or outputs.is_sparse
+        or outputs.is_meta
+    ):
+        raise AbslrpError(
+            f"the outputs have shape {tuple(outputs.shape)}, expected class scores (batch, classes): reduce them to that, or pass "
+            "start as a tensor of their shape."
+        )
+    classes = check_targets(targets, len(outputs))
+    if classes is None:
+        return outputs.detach().argmax(1)
+    if not capturing(classes) and int(classes.max()) >= outputs.shape[1]:
+        raise AbslrpError(
+            f"target {int(classes.max())} is out of range: the model has {outputs.shape[1]} classes, 0 to {outputs.shape[1] - 1}."
+        )
+    return classes
+
+
+def passes(start: str | Tensor, outputs: Tensor, targets: Target) -> list[Tensor]:
     """The relevance of the outputs for each pass of a start, given by name or as a tensor (batch, classes)."""
     if isinstance(start, Tensor):
+        check_start(start)
         if start.shape != outputs.shape:
             raise AbslrpError(
                 f"start has shape {tuple(start.shape)}, expected the outputs' shape {tuple(outputs.shape)}: "
                 "pass one relevance for each output."
             )
         return [start.detach().to(outputs.device, torch.promote_types(outputs.dtype, torch.float32))]
-    if start not in PASSES:
+    if not isinstance(start, str) or start not in PASSES:
         raise AbslrpError(
-            f"start={start!r} is unknown: choose one of {', '.join(PASSES)}, or pass a tensor (batch, classes)."
+            f"start={brief(start)} is unknown: choose one of {', '.join(PASSES)}, or pass a tensor (batch, classes)."
         )
-    return [make(outputs, targets) for make in PASSES[start]]
+    aimed = aim(outputs, targets)
+    return [make(outputs, aimed) for make in PASSES[start]]
