@@ -150,15 +150,16 @@ def _share(options: dict[str, Any], query: Query, start: int, size: int) -> dict
 
 
 def _tell_not_finite(found: Attribution) -> None:
-    """A warning that names the maps that hold NaN or infinite values: they are handed out, but not in silence."""
+    """A warning that names the maps that are not finite, and those of NaN: they are handed out, but not in silence."""
     if capturing(found.maps):
         return
-    bad = (~found.maps.flatten(1).isfinite().all(1)).nonzero().flatten().tolist()
+    wrong = ~found.maps.flatten(1).isfinite().all(1) | found.outputs.isnan().any(1)
+    bad = wrong.nonzero().flatten().tolist()
     if bad:
         more = f" and {len(bad) - 1} more" if bad[1:] else ""
         warnings.warn(
-            f"the {found.method} map of input {bad[0]}{more} of {len(found)} holds NaN or infinite values: try inputs or "
-            "weights of usual size, a larger eps, or float32 or float64.",
+            f"the {found.method} map of input {bad[0]}{more} of {len(found)}, or the output it explains, holds NaN or infinite "
+            "values: try inputs or weights of usual size, a larger eps, or float32 or float64.",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -258,7 +258,7 @@ def named_module(model: Callable[..., Any], name: str) -> nn.Module:
         )
     modules = dict(model.named_modules(remove_duplicate=False))
     if not isinstance(name, str) or name not in modules or not name:
-        near = get_close_matches(str(name)[:80], [n for n in modules if n], n=3, cutoff=0.3)
+        near = get_close_matches(name if isinstance(name, str) else "", [n for n in modules if n], n=3, cutoff=0.3)
         raise AbslrpError(
             f"module {brief(name)} is not in the model: {'did you mean ' + ', '.join(near) if near else 'see model.named_modules()'}?"
         )

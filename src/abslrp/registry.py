@@ -150,7 +150,7 @@ def _register(kind: str, known: dict[str, Any], entry: Any) -> Any:
 
 def _find(kind: str, known: dict[str, Any], name: str, usual: str) -> Any:
     if not isinstance(name, str) or name not in known:
-        near = get_close_matches(str(name)[:80], known, n=1)
+        near = get_close_matches(name if isinstance(name, str) else "", known, n=1)
         raise AbslrpError(
             f"{kind} {brief(name)} is unknown: did you mean {near[0] if near else usual}? 'abslrp {kind}s' lists all."
         )

@@ -52,9 +52,12 @@ def layercam(A: Tensor, g: Tensor) -> Tensor:
 def eigencam(A: Tensor, g: Tensor) -> Tensor:
     """The first principal component of the places' activations, with the sign of their mean."""
     places = A.flatten(2).transpose(1, 2)
+    # Decompositions fail on what is huge or not finite: the size is taken out before, and put back with its NaN afterwards.
+    size = places.abs().amax((1, 2), keepdim=True)
+    places = torch.where((size > 0) & size.isfinite(), places / size, 0.0)
     _, _, directions = torch.linalg.svd(places - places.mean(1, keepdim=True), full_matrices=False)
     shares = (places @ directions[:, :1].transpose(1, 2))[..., 0]
-    shares = shares * torch.sign(shares.sum(1, keepdim=True))
+    shares = shares * torch.sign(shares.sum(1, keepdim=True)) * size[..., 0]
     return shares.unflatten(1, A.shape[2:])
 
 

@@ -160,9 +160,9 @@ class Propagation(TorchFunctionMode):
         """
         with torch._C.DisableTorchFunction():
             for name, value in (("outputs", outputs), ("x", x)):
-                if not isinstance(value, Tensor):
+                if not isinstance(value, Tensor) or value.is_nested or value.layout is not torch.strided:
                     raise AbslrpError(
-                        f"{name}={brief(value)} is no tensor: pass what went into the model and what it gave."
+                        f"{name}={brief(value)} is no dense tensor: pass what went into the model and what it gave."
                     )
             starts = passes(self._start if start is None else start, outputs, targets)
             maps = [self._pull(outputs, x, s, retain or n + 1 < len(starts)) for n, s in enumerate(starts)]

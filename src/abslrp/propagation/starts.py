@@ -59,9 +59,10 @@ PASSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], ...]] = {
 
 def check_start(start: Tensor) -> None:
     """One sentence for a tensor that is no relevance."""
-    if start.is_complex() or start.is_meta or start.layout is not torch.strided:
-        raise AbslrpError("start is a complex, sparse or meta tensor: pass a dense tensor (batch, classes) of numbers.")
-    if not capturing(start) and not bool(start.isfinite().all()):
+    unusual = start.is_meta or start.is_quantized or start.is_nested or start.layout is not torch.strided
+    if unusual or start.is_complex():
+        raise AbslrpError("start is no plain tensor of real numbers: pass a dense tensor (batch, classes) of them.")
+    if not capturing(start) and not bool(start.double().isfinite().all()):
         raise AbslrpError("start holds NaN or infinite values: pass a finite relevance for each output.")
 
 
