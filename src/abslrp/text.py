@@ -116,10 +116,11 @@ def explain_text(
     chosen.settle(options)
     found: dict[int, TextAttribution] = {}
     for rows in equal_lengths([len(one.ids) for one in encoded], batch_size if batched(core) else 1):
-        group = [encoded[i] for i in rows]
-        query = replace(text_query(core, group, None if classes is None else classes[rows]), highest=highest)
-        with undisturbed(query.inputs):
-            values, aimed, outputs = token_relevance(query, group, method, options, tokenizer)
+        with torch.inference_mode(False):
+            group = [encoded[i] for i in rows]
+            query = replace(text_query(core, group, None if classes is None else classes[rows]), highest=highest)
+            with undisturbed(query.inputs):
+                values, aimed, outputs = token_relevance(query, group, method, options, tokenizer)
         for k, i in enumerate(rows):
             found[i] = _attribution(group[k], values[k], int(aimed[k]), outputs[k], method, options)
     ordered = [found[i] for i in range(len(encoded))]

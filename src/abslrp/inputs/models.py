@@ -23,7 +23,7 @@ from abslrp.inputs.huggingface import load_huggingface
 from abslrp.inputs.images import Transform, read_image
 from abslrp.inputs.torchvision_ops import ensure_torchvision
 from abslrp.inputs.weights import check_finite, load_weights, read_weights, rename_in_order
-from abslrp.types import AbslrpError
+from abslrp.types import AbslrpError, brief
 
 DEFAULT_MODEL = "efficientnet-lite0"
 SAMPLES = ("chelsea", "coffee", "rocket", "motorcycle_left")
@@ -93,7 +93,7 @@ def resolve_target(text: str, class_names: list[str] | None, num_classes: int) -
         return index
     if class_names is None:
         raise AbslrpError(
-            f"target {text!r} is a name, but this model has no class names: give an index from 0 to {num_classes - 1}."
+            f"target {brief(text)} is a name, but this model has no class names: give an index from 0 to {num_classes - 1}."
         )
     lower = [name.casefold() for name in class_names]
     equal = [index for index, name in enumerate(lower) if name == wanted]
@@ -101,10 +101,12 @@ def resolve_target(text: str, class_names: list[str] | None, num_classes: int) -
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise AbslrpError(f"target {text!r} fits several classes ({_listed(matches, class_names)}): give one index.")
+        raise AbslrpError(
+            f"target {brief(text)} fits several classes ({_listed(matches, class_names)}): give one index."
+        )
     close = [lower.index(name) for name in difflib.get_close_matches(wanted, lower, n=5)]
     hint = f"did you mean {_listed(close, class_names)}?" if close else f"give an index from 0 to {num_classes - 1}."
-    raise AbslrpError(f"target {text!r} is no class of this model: {hint}")
+    raise AbslrpError(f"target {brief(text)} is no class of this model: {hint}")
 
 
 def sample_images() -> dict[str, Image.Image]:
