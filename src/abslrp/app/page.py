@@ -12,7 +12,7 @@ from typing import Any
 
 from abslrp import registry
 from abslrp.app import views
-from abslrp.app.actions import ImageActions, Seen, TextActions
+from abslrp.app.actions import MOST_TEXT, ImageActions, Seen, TextActions
 from abslrp.app.shelf import SUGGESTED
 from abslrp.app.uploads import MOST_BYTES, pick_file, pick_sample
 from abslrp.app.workshop import Workshop
@@ -29,7 +29,7 @@ TITLE = "abslrp: what did the network see?"
 FIRST = ("abslrp", "abslrp-agree", "gradcam")
 USUAL = (*FIRST, "lrp-epsilon", "lrp-gamma", "input-x-gradient", "integrated-gradients", "guided-backprop", "rollout")
 _TEXT = "a charming and often affecting journey , but the plot was bad ."
-_MOST_TEXT = 2000
+_WAITING = 64
 _HOUR = 3600
 _QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
 
@@ -44,6 +44,8 @@ def build(shop: Workshop, folder: Path) -> Any:
             _image_tab(gr, page, shop, folder)
         with gr.Tab("Text"):
             _text_tab(gr, shop, folder)
+    # Beyond these a visitor is told to come back; nothing is computed past the queue.
+    page.queue(max_size=_WAITING, api_open=False)
     return page
 
 
@@ -176,7 +178,7 @@ def _text_tab(gr: Any, shop: Workshop, folder: Path) -> None:
         with gr.Column(scale=1, min_width=280):
             first, info = known[0] if known else None, "Or write a name of the hub."
             model = gr.Dropdown(known, value=first, label="Text model", info=info, allow_custom_value=True)
-            text = gr.Textbox(_TEXT, label="Text", lines=4, max_length=_MOST_TEXT)
+            text = gr.Textbox(_TEXT, label="Text", lines=4, max_length=MOST_TEXT)
             aim = gr.Textbox("", label="Class", placeholder="name or number; empty: the predicted one", max_lines=1)
             run = gr.Button("Explain the words", variant="primary")
             methods = gr.CheckboxGroup(_text_methods(), value=[TEXT_DEFAULT], label="Methods for text")

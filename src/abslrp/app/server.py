@@ -3,50 +3,32 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
 from typing import Any
 
+from abslrp.app.gate import Gate
 from abslrp.app.shelf import Shelf
 from abslrp.app.uploads import MOST_BYTES
 from abslrp.inputs.fetching import needs
 from abslrp.types import AbslrpError
 
 HOST = "127.0.0.1"
-POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; object-src 'none'; "
-    "base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
-)
 _FONTS = ["system-ui", "sans-serif"]
 _MONO = ["ui-monospace", "monospace"]
-_SESSIONS = 200
-
-Scope = dict[str, Any]
-Channel = Callable[..., Awaitable[Any]]
-
-
-class OwnThingsOnly:
-    """Tells the browser to fetch nothing from elsewhere, whatever a library's page may ask for."""
-
-    def __init__(self, app: Callable[[Scope, Channel, Channel], Awaitable[None]]) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Channel, send: Channel) -> None:
-        async def guarded(message: dict[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                extra = [
-                    (b"content-security-policy", POLICY.encode()),
-                    (b"x-content-type-options", b"nosniff"),
-                    (b"referrer-policy", b"no-referrer"),
-                ]
-                message = {**message, "headers": [*message.get("headers", []), *extra]}
-            await send(message)
-
-        await self.app(scope, receive, guarded if scope["type"] == "http" else send)
+# Each may hold an image of 120 MB.
+_SESSIONS = 32
+# Gradio reads these wherever it is asked to do something; what it counts, stores elsewhere or starts besides is not wanted.
+_SETTINGS = {
+    "GRADIO_ANALYTICS_ENABLED": "False",
+    "GRADIO_RUN_HISTORY": "False",
+    "GRADIO_NUM_WORKERS": "0",
+    "GRADIO_ALLOWED_PATHS": "",
+}
 
 
 class Server:
@@ -63,9 +45,11 @@ class Server:
     ) -> None:
         shelf = Shelf(folders)
         self._kept = tempfile.TemporaryDirectory(prefix="abslrp-app-")
-        # Before the import: Gradio reads it once.
-        os.environ["GRADIO_TEMP_DIR"] = str(Path(self._kept.name, "uploads"))
-        os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+        kept = Path(self._kept.name)
+        # Before the import: Gradio reads some of it once.
+        settings = {**_SETTINGS, "GRADIO_TEMP_DIR": str(kept / "uploads")}
+        self._before = {name: os.environ.get(name) for name in settings}
+        os.environ.update(settings)
         with needs("gradio", "the page", "app"):
             import gradio
             from starlette.middleware import Middleware
@@ -73,14 +57,15 @@ class Server:
         from abslrp.app.workshop import Chosen, Workshop
 
         self.shop = Workshop(shelf, device)
-        made = Path(self._kept.name, "files")
+        made = kept / "files"
         made.mkdir()
         self._page = page.build(self.shop, made)
         Thread(target=_ahead, args=(self.shop, Chosen()), daemon=True).start()
+        gate = Middleware(Gate, host=host, uploads=kept / "uploads", kept=kept)
         try:
             _, self.url, _ = self._page.launch(
                 server_name=host,
-                server_port=port,
+                server_port=free_port(host, port),
                 inbrowser=browser,
                 quiet=True,
                 share=False,
@@ -89,13 +74,14 @@ class Server:
                 state_session_capacity=_SESSIONS,
                 ssr_mode=False,
                 enable_monitoring=False,
+                mcp_server=False,
                 footer_links=[],
                 theme=_theme(gradio),
                 css=page.style(),
-                app_kwargs={"middleware": [Middleware(OwnThingsOnly)]},
+                app_kwargs={"middleware": [gate]},
             )
         except OSError as error:
-            self._kept.cleanup()
+            self.close()
             where = f"{host}:{port}" if port else host
             raise AbslrpError(f"the page cannot listen on {where} ({_reason(error)}): choose another --port.") from None
 
@@ -106,6 +92,11 @@ class Server:
     def close(self) -> None:
         self._page.close(verbose=False)
         self._kept.cleanup()
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
     def __enter__(self) -> Server:
         return self
@@ -114,6 +105,20 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def free_port(host: str, port: int | None = None) -> int:
+    """The port where a page can listen: the one that is wanted, or one that the system hands out.
+
+    Gradio would try them one by one from the same first one, so that pages that start together are in each other's way.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as tried:
+        # Only what listens now is in the way, not what has just ended.
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        tried.bind((host.strip("[]"), port or 0))
+        found: int = tried.getsockname()[1]
+        return found
 
 
 def _theme(gradio: Any) -> Any:

@@ -74,6 +74,14 @@ class Shelf:
             )
         return name
 
+    def named(self, text: str) -> str:
+        """A sentence in which files and folders are called as the page calls them, not by where they lie."""
+        known = [*self.files.items(), *self.image_models.items(), *self.text_models.items()]
+        # The longest first: a folder's path begins that of what lies in it.
+        for name, path in sorted(known, key=lambda one: -len(str(one[1]))):
+            text = text.replace(str(path), name)
+        return text
+
     def _add(self, folder: Path) -> None:
         if not folder.is_dir():
             raise AbslrpError(f"{folder} is no folder: name one that holds weights or models of transformers.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from abslrp.types import AbslrpError
 MOST_BYTES = 20 * 2**20
 MOST_PIXELS = 40_000_000
 _LONGEST_NAME = 80
+_LONGEST_BYTES = 120
+_MOST_FILES = 2000
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,35 @@ def pick_file(path: str | os.PathLike[str], *, most_bytes: int = MOST_BYTES, mos
     return Picked(name, image, _key(image))
 
 
+def make_room(folder: Path, most_bytes: int, most_files: int = _MOST_FILES) -> None:
+    """Delete the oldest files below a folder until the others are few and small enough.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as kept:
+    ...     for second, name in enumerate(("old", "new")):
+    ...         _ = Path(kept, name).write_bytes(bytes(60))
+    ...         os.utime(Path(kept, name), (second, second))
+    ...     make_room(Path(kept), 100)
+    ...     os.listdir(kept)
+    ['new']
+    """
+    found = []
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            if path.is_file():
+                found.append((path.stat().st_mtime, path.stat().st_size, path))
+    size, count = sum(size for _, size, _ in found), len(found)
+    for _, own, path in sorted(found):
+        if size <= most_bytes and count <= most_files:
+            return
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+            size, count = size - own, count - 1
+            if path.parent != folder:
+                # Only where it is empty now.
+                path.parent.rmdir()
+
+
 def _check_pixels(path: Path, name: str, most: int) -> None:
     """Before anything is unpacked: a small file can hold a huge picture."""
     try:
@@ -85,8 +117,16 @@ def _check_pixels(path: Path, name: str, most: int) -> None:
 
 
 def _shown(name: str) -> str:
+    """A name as it can be shown and given to a file, which a disk counts in bytes.
+
+    >>> _shown("a\\tb.png"), len(_shown("字" * 80).encode())
+    ('ab.png', 120)
+    """
     plain = "".join(letter for letter in name if letter.isprintable()) or "the file"
-    return plain if len(plain) <= _LONGEST_NAME else f"{plain[: _LONGEST_NAME - 1]}…"
+    if len(plain) <= _LONGEST_NAME and len(plain.encode()) <= _LONGEST_BYTES:
+        return plain
+    cut = plain[: _LONGEST_NAME - 1].encode()[: _LONGEST_BYTES - len("…".encode())]
+    return f"{cut.decode(errors='ignore')}…"
 
 
 def _key(image: Image.Image) -> str:

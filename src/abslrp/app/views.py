@@ -246,9 +246,9 @@ def words_html(found: Sequence[TextAttribution], names: Sequence[str]) -> str:
     return f'<div class="views">{"".join(parts)}<p class="legend">Red speaks for the class, blue against it.</p></div>'
 
 
-def write_files(shop: Workshop, view: View, folder: Path) -> list[str]:
+def write_files(shop: Workshop, view: View, folder: Path, told: Told = lambda done, what: None) -> list[str]:
     """The view as a picture, its maps as numbers, and a program that makes both again."""
-    (made, failed), named, stem = maps(shop, view), labels(shop, view), Path(view.picked.name).stem or "view"
+    (made, failed), named, stem = maps(shop, view, told), labels(shop, view), Path(view.picked.name).stem or "view"
     view = replace(view, methods=tuple(method for method in view.methods if method not in failed))
     drawn = sheet(made, _display(shop, view), title=_title(view), **view.drawn)
     picture = save_png(drawn, folder / f"{stem}.png")

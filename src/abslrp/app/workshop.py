@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -95,7 +96,7 @@ class Workshop:
 
     def model(self, chosen: Chosen) -> LoadedModel:
         spec, weights = self.shelf.model(chosen.model), self.shelf.weights(chosen.weights)
-        with self._lock:
+        with self._lock, self._without_paths():
             return self._models.get((spec, weights), lambda: load_model(spec, weights, device=self.device))
 
     def outputs(self, chosen: Chosen, picked: Picked) -> torch.Tensor:
@@ -168,7 +169,7 @@ class Workshop:
 
     def classifier(self, name: str | None) -> TextClassifier:
         spec = self.shelf.text_model(name)
-        with self._lock:
+        with self._lock, self._without_paths():
             return self._texts.get(spec, lambda: load_text_classifier(spec, self.device))
 
     def words(self, model: str | None, text: str, methods: Sequence[str], target: int | None) -> list[TextAttribution]:
@@ -186,6 +187,13 @@ class Workshop:
                     )
                     for method in methods
                 ]
+
+    @contextmanager
+    def _without_paths(self) -> Iterator[None]:
+        try:
+            yield
+        except AbslrpError as error:
+            raise type(error)(self.shelf.named(str(error))) from None
 
     def _input(self, loaded: LoadedModel, picked: Picked) -> torch.Tensor:
         return loaded.transform(picked.image)[None].to(self.device)
