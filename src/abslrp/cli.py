@@ -116,7 +116,7 @@ def explain(
 
     # One bar at a time: the method's own, where that is asked for.
     quiet = len(paths) < 2 or not notes.is_terminal or bool(settings.get("progress"))
-    with Progress(console=notes, transient=True, disable=quiet) as progress:
+    with Progress(console=_for_bars(notes, not quiet), transient=True, disable=quiet) as progress:
         task = progress.add_task("explaining", total=len(paths))
         rows = explain_files(job, paths, batch, done=lambda count: progress.advance(task, count), skipped=report)
     if rows:
@@ -212,7 +212,9 @@ def demo(out: Out = Path("abslrp-out")) -> None:
     methods = [one for one in by_family(registry.methods()) if "attention" not in one.needs]
     print(f"Explaining one of them with {len(methods)} methods …", flush=True)
     photograph = photographs.get("coffee") or next(iter(photographs.values()))
-    with Progress(console=notes, transient=True, disable=not notes.is_terminal) as progress:
+    with Progress(
+        console=_for_bars(notes, notes.is_terminal), transient=True, disable=not notes.is_terminal
+    ) as progress:
         task = progress.add_task("", total=len(methods))
         sheet = method_sheet(
             loaded, photograph, methods, done=lambda name: progress.update(task, advance=1, description=name)
@@ -251,6 +253,11 @@ def read_settings(pairs: Sequence[str] | None) -> dict[str, Any]:
     return settings
 
 
+def _for_bars(notes: Console, shown: bool) -> Console:
+    # Older versions of rich end a bar with an empty line, also one that is not shown.
+    return notes if shown else Console(quiet=True)
+
+
 def _check_propagates(name: str) -> None:
     from abslrp import registry
     from abslrp.propagation.rulesets import RULESETS
@@ -287,6 +294,10 @@ def _sentence(error: Exception) -> str:
 
     if isinstance(error, AbslrpError):
         return _one_line(str(error))
+    from abslrp.memory import out_of_memory
+
+    if out_of_memory(error):
+        return "memory ran out: give a smaller --batch, a smaller model or another --device, or free some first."
     return f"{type(error).__name__}: {_one_line(str(error)).rstrip('.')}; run again with --debug to see where."
 
 

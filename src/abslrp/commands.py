@@ -139,6 +139,8 @@ def evaluate_into(
     from abslrp.experiments.engines import make_engine
     from abslrp.experiments.runner import run
     from abslrp.experiments.store import FILE
+    from abslrp.memory import out_of_memory
+    from abslrp.types import AbslrpError
 
     notes = Console(stderr=True)
 
@@ -146,19 +148,27 @@ def evaluate_into(
         notes.print(" ".join(text.split()), markup=False, highlight=False, soft_wrap=True)
 
     chosen = make_engine(engine, **cluster)
-    try:
-        with (
-            _terminable(),
-            _shown(notes) as step,
-            run(config, out, device, read_batch(batch), chosen, step, tell=tell) as store,
-        ):
-            comparison = table_of(store)
-            written = write_tables(comparison, out)
-            count = sum(store.counts().values())
-    except KeyboardInterrupt as error:
-        kept = f"what was scored is kept in {out}, and the same command goes on from there"
-        tell(f"stopped: {kept if (out / FILE).is_file() else 'nothing was scored yet'}.")
-        raise typer.Exit(TERMINATED if isinstance(error, Terminated) else INTERRUPTED) from None
+
+    def kept() -> str:
+        there = f"what was scored is kept in {out}, and the same command goes on from there"
+        return there if (out / FILE).is_file() else "nothing was scored yet"
+
+    with _terminable():
+        try:
+            with (
+                _shown(notes) as step,
+                run(config, out, device, read_batch(batch), chosen, step, tell=tell) as store,
+            ):
+                comparison = table_of(store)
+                written = write_tables(comparison, out)
+                count = sum(store.counts().values())
+        except KeyboardInterrupt as error:
+            tell(f"stopped: {kept()}.")
+            raise typer.Exit(TERMINATED if isinstance(error, Terminated) else INTERRUPTED) from None
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            raise AbslrpError(f"memory ran out: {kept()}; free some first, or give a smaller --batch.") from error
     print_comparison(comparison)
     names = ", ".join(path.name for path in written)
     Console().print(f"{count} scores and {names} in {out}", markup=False, highlight=False, soft_wrap=True)
@@ -235,6 +245,8 @@ def _terminable() -> Iterator[None]:
         return
 
     def end(*_: Any) -> None:
+        # Asked again, it would end in the middle of ending.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Terminated
 
     before = signal.signal(signal.SIGTERM, end)
