@@ -302,6 +302,8 @@ def scores_text(found: Scores) -> str:
     import csv
     import io
 
+    from abslrp.reporting.comparison import harmless
+
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("sentence", "method", "metric", "part", "value"))
@@ -309,7 +311,8 @@ def scores_text(found: Scores) -> str:
         for label, one in by_method.items():
             for part, values in {"score": one.scores, **one.parts}.items():
                 writer.writerows(
-                    (key, label, metric, part, value) for key, value in zip(one.ids, values.tolist(), strict=True)
+                    (key, harmless(label), metric, part, value)
+                    for key, value in zip(one.ids, values.tolist(), strict=True)
                 )
     return text.getvalue()
 

@@ -249,6 +249,14 @@ def test_csv_comes_back_as_it_was() -> None:
     assert back == dict(made.cells)
 
 
+def test_no_name_is_a_formula_of_a_spreadsheet() -> None:
+    names = ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1", " =1"]
+    cells = {(name, "gae", "GAE"): Cell(0.1, 0.0, 0.2, 80) for name in names}
+    made = Comparison("", tuple(names), (Column("gae", "GAE", "GAE", True),), cells)
+    rows = list(csv.DictReader(io.StringIO(csv_text(made), newline="")))
+    assert [row["method"] for row in rows] == [f"'{name}" for name in names]
+
+
 def latex_rows(text: str) -> list[str]:
     body = text.split(r"\toprule")[1].split(r"\bottomrule")[0]
     return [line.strip() for line in body.strip().splitlines() if line.strip() != r"\midrule"]

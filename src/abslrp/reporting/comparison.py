@@ -216,8 +216,17 @@ def csv_text(comparison: Comparison) -> str:
                 numbers = (cell.mean, cell.low, cell.high, cell.n)
                 standing = (str(cell.best).lower(), str(cell.tied).lower(), cell.flagged)
                 published = "" if cell.published is None else cell.published
-                writer.writerow((method, column.metric, column.part, *numbers, *standing, published))
+                writer.writerow((harmless(method), column.metric, column.part, *numbers, *standing, published))
     return text.getvalue()
+
+
+def harmless(name: str) -> str:
+    """A name as it may stand in CSV: what a spreadsheet would compute is marked as text.
+
+    >>> harmless("=1+1"), harmless("abslrp"), harmless("a=b")
+    ("'=1+1", 'abslrp', 'a=b')
+    """
+    return f"'{name}" if name.lstrip().startswith(("=", "+", "-", "@")) or name.startswith("\t") else name
 
 
 def latex(comparison: Comparison) -> str:
