@@ -99,7 +99,7 @@ def transform_of(processor: Any) -> Transform:
     size = crop or resize or (224, 224)
     height, width = (size, size) if isinstance(size, int) else size
     scale = 255 * (processor.rescale_factor if getattr(processor, "do_rescale", True) else 1.0)
-    normal = getattr(processor, "do_normalize", True) and processor.image_mean is not None
+    normal = getattr(processor, "do_normalize", True) and getattr(processor, "image_mean", None) is not None
     mean, std = (processor.image_mean, processor.image_std) if normal else ([0.0] * 3, [1.0] * 3)
     names = {int(value): name for name, value in INTERPOLATIONS.items()}
     return Transform(
