@@ -98,6 +98,11 @@ def peak(job: Callable[[], Any], device: str) -> int:
         return 0
 
 
+def resident() -> int:
+    """Bytes that the process holds now (Linux only, else 0)."""
+    return _status("VmRSS") if sys.platform == "linux" else 0
+
+
 def _status(name: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))

@@ -98,7 +98,8 @@ def _saved_bytes(run: Callable[[Tensor], Any], inputs: Tensor, weights: Iterable
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        # A node that saves its own output would hold itself for ever, through what the hook returns.
+        return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), torch.enable_grad():
         run(inputs.detach().clone().requires_grad_())
