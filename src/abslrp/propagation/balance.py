@@ -22,6 +22,7 @@ from abslrp.propagation.kernels import Recipe
 
 _PIECE = 1 << 17  # elements for each thread
 _ROW, _LONG = 32, 1024
+_LEAST = 2.0**-103  # the smallest normal float32 over its rounding
 
 Local = Callable[..., Tensor]
 Shape = tuple[int, ...]
@@ -218,6 +219,13 @@ def _row_sums(sums: Sequence[Tensor], R: Tensor, handed: Tensor, joint: bool) ->
         torch.sum(values, 2, dtype=place.dtype, out=place)
 
 
+def ratio(wanted: Tensor, given: Tensor) -> Tensor:
+    """wanted / given, and 0 where nothing is given, or so little that it is made of numbers too small to be precise: that
+    share is lost, never divided by. So no factor overflows float32."""
+    lost = given.abs() <= (wanted.abs() * _LEAST).clamp(min=torch.finfo(given.dtype).tiny)
+    return torch.where(lost, 0.0, wanted / given.masked_fill(lost, 1.0))
+
+
 def _factors(sums: Tensor, how: Layout, batch: int, joint: bool, dtype: torch.dtype) -> list[Tensor]:
     """The factors of each segment, (segments, 1, 1): k for all, or k⁻ for all and k⁺ − k⁻ for what is positive.
 
@@ -227,8 +235,7 @@ def _factors(sums: Tensor, how: Layout, batch: int, joint: bool, dtype: torch.dt
     """
     of_sample = sums.reshape(len(sums), -1, batch, how.neighbours).sum((1, 3))
     given, handed = of_sample[0::2], of_sample[1::2]
-    lost = handed.abs() <= torch.finfo(torch.float64).tiny
-    k = torch.where(lost, 0.0, given / handed.masked_fill(lost, 1.0))
+    k = ratio(given, handed)
     if joint:
         factors = [k[0]]
     else:
@@ -247,4 +254,4 @@ def _scale(results: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
             r.addcmul_(above, factors[1])
 
 
-__all__ = ["Elementwise", "balanced", "half_sum"]
+__all__ = ["Elementwise", "balanced", "half_sum", "ratio"]

@@ -12,16 +12,10 @@ import torch
 from torch import Tensor
 
 from abslrp.propagation.axes import Axis, sample_sums, spread
-from abslrp.propagation.balance import balanced
+from abslrp.propagation.balance import balanced, ratio
 from abslrp.propagation.rules import Transport
 
 Conserve = Callable[[Transport, Tensor, Axis | None, Sequence[Axis | None], int], tuple[Tensor, ...]]
-
-
-def _ratio(wanted: Tensor, given: Tensor) -> Tensor:
-    """wanted / given, and 0 where nothing is given: that share is lost, never divided by."""
-    lost = given.abs() <= torch.finfo(given.dtype).tiny
-    return torch.where(lost, 0.0, wanted / given.masked_fill(lost, 1.0))
 
 
 def _scaled(R: Tensor, k: Tensor, axis: Axis | None) -> Tensor:
@@ -56,8 +50,8 @@ def sign(
             return maps
     c = step.columns()
     above, below = R.clamp(min=0), R.clamp(max=0)
-    up = _ratio(sample_sums(above, axis, batch), sample_sums(above * c, axis, batch))
-    down = _ratio(sample_sums(below, axis, batch), sample_sums(below * c, axis, batch))
+    up = ratio(sample_sums(above, axis, batch), sample_sums(above * c, axis, batch))
+    down = ratio(sample_sums(below, axis, batch), sample_sums(below * c, axis, batch))
     return step.pull(_scaled(R, torch.stack([up, down]), axis))
 
 
@@ -72,7 +66,7 @@ def joint(
         if maps is not None:
             return maps
     size = R.abs()
-    k = _ratio(sample_sums(size, axis, batch), sample_sums(size * step.columns(), axis, batch))
+    k = ratio(sample_sums(size, axis, batch), sample_sums(size * step.columns(), axis, batch))
     return step.pull(_scaled(R, torch.stack([k, k]), axis))
 
 
@@ -83,7 +77,7 @@ def each(
     maps = []
     for r, its in zip(step.pull(R), inputs, strict=True):
         norm = sample_sums(r.abs(), its, batch)
-        maps.append((r * spread(_ratio(torch.ones_like(norm), norm), r.shape, its)).to(r.dtype))
+        maps.append((r * spread(ratio(torch.ones_like(norm), norm), r.shape, its)).to(r.dtype))
     return tuple(maps)
 
 
@@ -102,7 +96,7 @@ def surplus(
     alive = [(r != 0).to(r.dtype) for r in maps]
     total = sum(sample_sums(r, its, batch) for r, its in zip(maps, inputs, strict=True))
     number = sum(sample_sums(a, its, batch) for a, its in zip(alive, inputs, strict=True))
-    psi = _ratio(total - sample_sums(R, axis, batch), torch.as_tensor(number))
+    psi = (total - sample_sums(R, axis, batch)) / torch.as_tensor(number).clamp(min=1)
     return tuple(r - a * spread(psi.to(r.dtype), r.shape, its) for r, a, its in zip(maps, alive, inputs, strict=True))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ from abslrp.propagation.rules import PASSING, PROPORTIONAL, Call, Steps, gate_ac
 from abslrp.propagation.rulesets import Rule
 from abslrp.propagation.starts import passes
 from abslrp.types import AbslrpError, ModelError, brief, out_of_memory, said
+
+_HALF_SCALES = (2.0**12, 1.0, 2.0**-12)
 
 Writing = tuple[Tensor, Callable[[], Any]]
 """What a function writes to, and the function itself."""
@@ -172,12 +174,12 @@ class Propagation(TorchFunctionMode):
             return first - second
 
     def _pull(self, outputs: Tensor, x: Tensor, start: Tensor, retain: bool) -> Tensor:
-        # in float16 a map of 10⁵ elements underflows; the rules are linear in R, so a power of two in and out is exact
-        factor = 2.0**12 if torch.float16 in (outputs.dtype, x.dtype) else 1.0
+        # Float16 holds little: a map of 10⁵ elements underflows, and rules without conservation overflow. The rules are linear
+        # in R, so a power of two in and out is exact; where the first is too much the next is tried.
+        scales = _HALF_SCALES if torch.float16 in (outputs.dtype, x.dtype) else (1.0,)
+        if outputs.is_cuda and torch.cuda.is_current_stream_capturing():
+            scales = scales[:1]  # values cannot be looked at
         lent = [t for t in self._lent if t.is_leaf and not t.requires_grad]
-        self.last_pass = not retain
-        if self._meter is not None:
-            self._meter.begin(start * factor)
         try:
             for t in lent:
                 t.requires_grad_()
@@ -187,9 +189,10 @@ class Propagation(TorchFunctionMode):
             self._state(outputs).loosen()
             if self._head is not self._rules:
                 _mark_head(outputs)
-            begin = (start * factor).to(outputs.dtype)
-            with _as_written(x.device.type):
-                (r,) = torch.autograd.grad(outputs, x, begin, retain_graph=retain, allow_unused=True)
+            for scale in scales:
+                r = self._pass(outputs, x, start * scale, retain or scale != scales[-1])
+                if scale == scales[-1] or bool(r.isfinite().all()):
+                    break
         except Exception as error:
             if isinstance(error, AbslrpError) or out_of_memory(error):
                 raise
@@ -197,12 +200,19 @@ class Propagation(TorchFunctionMode):
         finally:
             for t in lent:
                 t.requires_grad_(False)
+        return (r if r.dtype == torch.float64 else r.float()) / scale
+
+    def _pass(self, outputs: Tensor, x: Tensor, start: Tensor, retain: bool) -> Tensor:
+        self.last_pass = not retain
+        if self._meter is not None:
+            self._meter.begin(start)
+        with _as_written(x.device.type):
+            (r,) = torch.autograd.grad(outputs, x, start.to(outputs.dtype), retain_graph=retain, allow_unused=True)
         if r is None:
             raise AbslrpError(self._unreached("no relevance reached x, on which the outputs do not depend"))
         if self._meter is not None:
             self._meter.end(r)
-        r = r if r.dtype == torch.float64 else r.float()
-        return r / factor
+        return cast(Tensor, r)
 
     def _unreached(self, what: str) -> str:
         stopped = f"; relevance stops at {', '.join(sorted(self._stopped))}" if self._stopped else ""

@@ -28,14 +28,18 @@ from abslrp.propagation.rules import (
 )
 
 
+_LEAST = 1e-30  # sums below this are made of numbers too small to be precise, and what is divided by them may overflow
+
+
 def stabilised(h: Tensor, eps: float, call: Call | None = None) -> Tensor:
     """h + ε sign(h) with sign(0) = +1; with a ``call`` ε is a share of the root mean square of h over each sample."""
     if call is None:
         return h + eps * signs(h)
     if call.batch > 1 and call.axis is None:
         raise BatchLost("relative=True needs to tell the samples of a batch apart: pass one sample at a time.")
-    squares = sample_sums(h.square(), call.axis, call.batch) * (call.batch / h.numel())
-    return h + spread(eps * squares.sqrt().to(h.dtype), h.shape, call.axis) * signs(h)
+    squares = sample_sums(h.double().square(), call.axis, call.batch) * (call.batch / h.numel())
+    size = (eps * squares.sqrt()).clamp(min=_LEAST)  # an output that is 0 everywhere has no size
+    return h + spread(size.to(h.dtype), h.shape, call.axis) * signs(h)
 
 
 def _each(op: Linear, call: Call) -> list[tuple[LinearMap, Tensor, bool]]:
@@ -61,7 +65,8 @@ def _negative_part(m: LinearMap, x: Tensor, s: Tensor, nonnegative: bool) -> Ten
 
 
 def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
-    return torch.where(denominator == 0, 0.0, numerator / denominator.masked_fill(denominator == 0, 1.0))
+    nothing = denominator.abs() <= _LEAST
+    return torch.where(nothing, 0.0, numerator / denominator.masked_fill(nothing, 1.0))
 
 
 # ---------------------------------------------------------------- LRP-ε (Bach et al. 2015)

@@ -120,12 +120,12 @@ def sums(
 
 @triton.jit
 def _ratio(partial, begin, number: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """What was got over what is handed out, and 0 where nothing is."""
+    """What was got over what is handed out, and 0 where that is nothing, or 2⁻¹⁰³ of what was got at most."""
     rows = tl.arange(0, WIDE)
     place = partial + (begin + rows) * 4 + number
     got = tl.sum(tl.load(place, mask=rows < ROWS, other=0.0), 0)
     handed = tl.sum(tl.load(place + 1, mask=rows < ROWS, other=0.0), 0)
-    lost = tl.abs(handed) <= 2.2250738585072014e-308
+    lost = tl.abs(handed) <= tl.maximum(tl.abs(got) * 9.860761315262648e-32, 2.2250738585072014e-308)
     return tl.where(lost, 0.0, got / tl.where(lost, 1.0, handed))
 
 
