@@ -3,7 +3,8 @@
 Every method in turn on a small convolutional network and a small transformer, in batches of one to four, in half and double
 precision now and then; between them evaluations, and calls that raise before the model runs, while it runs and while relevance
 travels. Memory is the process's own after a warm-up of one tenth and at the end, time the processor's in the first and the last
-tenth, each of as many rounds over the same calls.
+tenth, each of as many rounds over the same calls, over that of a plain gradient taken all along, because other processes on the
+machine slow down both alike.
 
 OMP_NUM_THREADS=1 python -m benchmarks.soak --count 20000 --out out/soak.json
 """
@@ -16,7 +17,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -37,7 +37,8 @@ Call = Callable[[], Any]
 
 
 class Soaked(NamedTuple):
-    """What was run, and the figures: bytes after the warm-up and at the end, seconds of processor time a call, live tensors."""
+    """What was run, and the figures: bytes after the warm-up and at the end, seconds of processor time a call and a plain
+    gradient in the first and the last tenth, live tensors."""
 
     explanations: int
     maps: int
@@ -45,6 +46,7 @@ class Soaked(NamedTuple):
     refused: int
     memory: tuple[int, int]
     seconds: tuple[float, float]
+    gradients: tuple[float, float]
     tensors: tuple[int, int]
     course: tuple[int, ...]
 
@@ -54,8 +56,9 @@ class Soaked(NamedTuple):
 
     @property
     def slower(self) -> float:
-        """Time of a call in the last tenth over that in the first."""
-        return self.seconds[1] / self.seconds[0]
+        """Time of a call in gradients, in the last tenth over that in the first."""
+        (first, last), (before, after) = self.seconds, self.gradients
+        return last / first * before / after
 
 
 class Failing(nn.Module):
@@ -117,10 +120,11 @@ def calls(counts: Counts) -> Iterator[Call]:
                 continue
             number += 1
             part = x[: 1 + number % 4]
+            double, short = part.double(), part.bfloat16()
             yield lambda m=model, p=part, n=name: counts.explain(m, p, n)
             yield lambda m=model, p=part, n=name: counts.explain(m, p, n, batch_size=2)
-            yield lambda m=precise[kind], p=part.double(), n=name: counts.explain(m, p, n)
-            yield lambda m=half[kind], p=part.bfloat16(), n=name: counts.explain(m, p, n)
+            yield lambda m=precise[kind], p=double, n=name: counts.explain(m, p, n)
+            yield lambda m=half[kind], p=short, n=name: counts.explain(m, p, n)
             if number % EVERY == 0:
                 yield lambda m=model, n=name: counts.evaluate(m, x, n)
     for name in ("abslrp", "lrp-epsilon", "guided-backprop"):
@@ -130,6 +134,13 @@ def calls(counts: Counts) -> Iterator[Call]:
     yield lambda: counts.refuse(models["transformer"], x * float("nan"))
     yield lambda: counts.refuse(models["convolutional"], x, method="rollout")
     yield lambda: counts.refuse(models["convolutional"], x, eps=-1)
+
+
+def _gradient() -> Call:
+    """A plain gradient of both networks."""
+    models = [model_of(kind) for kind in ("convolutional", "transformer")]
+    x = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    return lambda: [torch.autograd.grad(model(x).sum(), x) for model in models]
 
 
 def _strict(name: str) -> dict[str, Any]:
@@ -144,13 +155,17 @@ def soak(count: int, note: Callable[[str], None] = print) -> Soaked:
         call()
     rounds = max(SAMPLES, -(-count // max(counts.explanations, 1)))
     counts.__init__()  # type: ignore[misc]
-    times, course, living = [], [], []
-    endless = cycle(turn)
+    times, plain, course, living = [], [], [], []
+    gradient = _gradient()
     for done in range(rounds):
-        begun = time.process_time()
-        for call in islice(endless, len(turn)):
-            call()
-        times.append((time.process_time() - begun) / len(turn))
+        spent = [0.0, 0.0]
+        for call in turn:
+            for kind, job in enumerate((call, gradient)):
+                begun = time.process_time()
+                job()
+                spent[kind] += (time.process_time() - begun) / len(turn)
+        times.append(spent[0])
+        plain.append(spent[1])
         course.append(resident())
         if done % max(1, rounds // SAMPLES) == 0:
             note(f"{counts.explanations} explanations, {course[-1] / _MIB:.0f} MiB, {times[-1] * 1000:.1f} ms a call")
@@ -165,6 +180,7 @@ def soak(count: int, note: Callable[[str], None] = print) -> Soaked:
         counts.refused,
         (int(median(course[tenth : 2 * tenth])), int(median(course[-tenth:]))),
         (sum(times[:tenth]) / tenth, sum(times[-tenth:]) / tenth),
+        (sum(plain[:tenth]) / tenth, sum(plain[-tenth:]) / tenth),
         (living[0], living[-1]),
         tuple(course[:: max(1, rounds // SAMPLES)]),
     )
@@ -176,7 +192,8 @@ def sentence(found: Soaked) -> str:
         f"{found.explanations} explanations ({found.maps} maps), {found.evaluations} evaluations and {found.refused} calls that "
         f"raised: {found.memory[0] / _MIB:.1f} MiB after the warm-up, {found.memory[1] / _MIB:.1f} MiB at the end "
         f"({found.grown / _MIB:+.1f}); {found.seconds[0] * 1000:.2f} ms a call in the first tenth, "
-        f"{found.seconds[1] * 1000:.2f} ms in the last ({found.slower:.3f}); {found.tensors[0]} and {found.tensors[1]} tensors alive"
+        f"{found.seconds[1] * 1000:.2f} ms in the last, {found.slower:.3f} of that in plain gradients; "
+        f"{found.tensors[0]} and {found.tensors[1]} tensors alive"
     )
 
 

@@ -137,12 +137,14 @@ def methods(
     """List the methods that can explain, or show some of them with their options."""
     from abslrp import registry
     from abslrp.propagation.api import OPTIONS
-    from abslrp.reporting.tables import method_details, method_table
+    from abslrp.reporting.tables import INSENSITIVE, method_details, method_table
 
     console = Console(highlight=False)
     if not names:
         console.print(method_table(registry.methods(), console.width))
         console.print("\nabslrp methods METHOD shows its options.", markup=False)
+        console.print(f"{INSENSITIVE.capitalize()}: shuffling half of a network hardly changes its map.", markup=False)
+        console.print("abslrp doctor --sanity measures it on a model.", markup=False)
     for number, name in enumerate(names or []):
         console.print(*([""] if number else []), method_details(registry.method(name), OPTIONS), sep="\n")
 
@@ -156,13 +158,15 @@ def doctor(
     option: Settings = None,
     device: Device = "cpu",
     random_weights: RandomWeights = False,
+    sanity: Annotated[
+        bool, typer.Option("--sanity", help="Also shuffle the weights and tell whether the map changes.")
+    ] = False,
 ) -> None:
     """Run one image through a model and show what had a rule and where relevance was gained or lost."""
-    import abslrp
+    from abslrp.doctor import examine
     from abslrp.inputs.images import read_image
     from abslrp.inputs.models import load_model, sample_images
     from abslrp.propagation.api import settle
-    from abslrp.query import logits
     from abslrp.reporting.tables import coverage_tables
 
     _check_propagates(method)
@@ -170,15 +174,21 @@ def doctor(
     settle(method, settings)
     photograph = read_image(image) if image is not None else sample_images()["chelsea"]
     loaded = load_model(model, weights, device=device, pretrained=not random_weights)
-    x = loaded.transform(photograph)[None].to(device)
-    with abslrp.propagate(method, **settings) as propagation:
-        outputs = logits(loaded.model(x), len(x))
-    maps = propagation.relevance(outputs, x, "target")
-    coverage, console = propagation.coverage, Console()
-    console.print(coverage_tables(coverage))
-    sound = bool(maps.isfinite().all()) and bool(maps.any())
-    verdict = "works: the map is finite and not zero" if sound else "runs, but its map is zero or not finite"
-    console.print(f"\n{loaded.name} {verdict}.", markup=False, highlight=False)
+    x, console = loaded.transform(photograph)[None].to(device), Console()
+    found = examine(loaded.model, x, method, **settings)
+
+    def tell(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    coverage = found.coverage
+    if coverage is not None:
+        console.print(coverage_tables(coverage))
+    works = "works: the map is finite and not zero."
+    tell(f"\n{loaded.name} {works if found.sound else f'has a problem: {found.problems[0]}'}")
+    for note in (*found.problems[1:], *found.notes):
+        tell(f"{note[:1].upper()}{note[1:]}" if note.startswith(("relevance", "the ")) else note)
+    if coverage is None:
+        return
     elsewhere = (
         f"; {max(coverage.lost_elsewhere, 0.0):.2%} stopped at class tokens, masks or cropped borders, or met relevance of the "
         "other sign"
@@ -186,8 +196,17 @@ def doctor(
         if -_ROUNDING < coverage.lost_elsewhere < 1
         else ""
     )
-    arrived = f"{coverage.arrived:.2%} of the predicted class's relevance arrived at the input{elsewhere}."
-    console.print(arrived, markup=False, highlight=False, soft_wrap=True)
+    tell(f"{coverage.arrived:.2%} of the predicted class's relevance arrived at the input{elsewhere}.")
+    if sanity:
+        from abslrp.reporting.tables import sanity_table
+        from abslrp.sanity import sanity as shuffled
+
+        changed = shuffled(loaded.model, x, {method: settings})
+        console.print("", sanity_table(changed), sep="\n")
+        depends = "hardly depends" if changed.insensitive else "depends"
+        tell(
+            f"\nWith the upper half shuffled the rank correlation is {changed.upper_half[method]:.2f}: the map {depends} on the weights."
+        )
 
 
 @app.command()

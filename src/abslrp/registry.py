@@ -22,7 +22,8 @@ METRIC_MODULES = tuple(f"abslrp.metrics.{room}" for room in ("gae", "faithfulnes
 @dataclass(frozen=True)
 class Method:
     """A way to make maps: ``run`` answers a query, ``options`` are its names with their defaults; ``at`` tells
-    whether it can give the map of a module inside the model; ``check`` raises where the options' values are wrong."""
+    whether it can give the map of a module inside the model; ``check`` raises where the options' values are wrong;
+    ``sensitive`` tells whether its maps depend on what the network has learned, by the measurement of :mod:`abslrp.sanity`."""
 
     name: str
     description: str
@@ -34,6 +35,7 @@ class Method:
     class_specific: bool = True
     at: bool = False
     check: Callable[[Mapping[str, Any]], object] | None = field(default=None, repr=False)
+    sensitive: bool = True
 
     def settle(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """All options, those not given with their defaults, checked as far as that needs no input."""

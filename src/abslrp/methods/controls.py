@@ -28,7 +28,7 @@ def random(query: Query, seed: int) -> Answer:
     return Answer(torch.stack(maps), query.aim(outputs), outputs)
 
 
-register_method(Method("constant", "1 everywhere", "control", "—", constant, {}, (), False))
+register_method(Method("constant", "1 everywhere", "control", "—", constant, {}, (), False, sensitive=False))
 register_method(
     Method(
         "random",
@@ -40,5 +40,6 @@ register_method(
         (),
         False,
         check=lambda options: seed_number(options["seed"]),
+        sensitive=False,
     )
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -212,7 +212,7 @@ class Propagation(TorchFunctionMode):
             raise AbslrpError(self._unreached("no relevance reached x, on which the outputs do not depend"))
         if self._meter is not None:
             self._meter.end(r)
-        return cast(Tensor, r)
+        return r
 
     def _unreached(self, what: str) -> str:
         stopped = f"; relevance stops at {', '.join(sorted(self._stopped))}" if self._stopped else ""
@@ -276,7 +276,7 @@ class Propagation(TorchFunctionMode):
         in_place = partial(func, *args, **kwargs)
         base, written, args, kwargs = out_of_place(func, args, kwargs)
         if base in STOPPED:
-            self._stopped.add(_name(func))
+            self._stopped.add(f"{_name(func)}{_where()}")
             if self._meter is not None:
                 self._meter.coverage.stopped[_name(func)] += 1
             return self._constant(func, args, kwargs)

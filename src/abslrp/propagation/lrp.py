@@ -27,7 +27,6 @@ from abslrp.propagation.rules import (
     without_bias,
 )
 
-
 _LEAST = 1e-30  # sums below this are made of numbers too small to be precise, and what is divided by them may overflow
 
 

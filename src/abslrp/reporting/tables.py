@@ -13,10 +13,12 @@ from rich.table import Table
 if TYPE_CHECKING:
     from abslrp.propagation.coverage import Coverage
     from abslrp.registry import Method
+    from abslrp.sanity import Sanity
 
 _LEAST_LOSS = 1e-4
 _PLACES = 5
 _WIDE = 120
+INSENSITIVE = "insensitive to the weights"
 _TRUTH = ("true", "false")
 _FAMILIES = ("relevance propagation", "class activation map", "gradient", "perturbation", "attention", "control")
 
@@ -83,10 +85,11 @@ def method_table(methods: Mapping[str, Method], width: int) -> Table:
             family = method.family
         cells = [escape(method.description), escape(method.citation)]
         if wide:
-            cells = [", ".join(method.needs), _yes(method.class_specific), *cells]
+            cells = [", ".join(method.needs), _yes(method.class_specific), f"{cells[0]}{_mark(method)}", cells[1]]
         else:
             facts = [f"needs {need}" for need in method.needs]
             facts += [] if method.class_specific else ["the same for every class"]
+            facts += [] if method.sensitive else [INSENSITIVE]
             below = [line for line in (cells[1].strip("—"), "; ".join(facts)) if line]
             cells = ["\n".join([cells[0], *(f"[dim]{line}[/dim]" for line in below)])]
         table.add_row(f"  {escape(method.name)}", *cells)
@@ -100,6 +103,7 @@ def method_details(method: Method, choices: Mapping[str, Sequence[str]]) -> Grou
     facts.add_row("needs", ", ".join(method.needs) or "nothing")
     facts.add_row("class-specific", _yes(method.class_specific))
     facts.add_row("inside the model", _yes(method.at))
+    facts.add_row("sanity", "depends on the weights" if method.sensitive else INSENSITIVE)
     facts.add_row("citation", escape(method.citation))
     options = _table(("option", "default", "choices"), ())
     for name, default in method.options.items():
@@ -129,6 +133,14 @@ def coverage_tables(coverage: Coverage) -> Group:
     return Group(kinds, "", places)
 
 
+def sanity_table(sanity: Sanity) -> Table:
+    """How much of each method's maps stays when weights are shuffled from the head down to a layer."""
+    table = _table(("weights shuffled down to" if sanity.cascade else "weights shuffled of",), sanity.correlations)
+    for number, depth in enumerate(sanity.depths):
+        table.add_row(escape(depth), *(f"{found[number]:.2f}" for found in sanity.correlations.values()))
+    return table
+
+
 def _table(words: Iterable[str], numbers: Iterable[str]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for name in words:
@@ -136,6 +148,10 @@ def _table(words: Iterable[str], numbers: Iterable[str]) -> Table:
     for name in numbers:
         table.add_column(name, justify="right")
     return table
+
+
+def _mark(method: Method) -> str:
+    return "" if method.sensitive else f" [dim]({INSENSITIVE})[/dim]"
 
 
 def _yes(fact: bool) -> str:
