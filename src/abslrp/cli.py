@@ -143,7 +143,7 @@ def methods(
     if not names:
         console.print(method_table(registry.methods(), console.width))
         console.print("\nabslrp methods METHOD shows its options.", markup=False)
-        console.print(f"{INSENSITIVE.capitalize()}: shuffling half of a network hardly changes its map.", markup=False)
+        console.print(f"†\u00a0{INSENSITIVE}: shuffling half of a network hardly changes the map.", markup=False)
         console.print("abslrp doctor --sanity measures it on a model.", markup=False)
     for number, name in enumerate(names or []):
         console.print(*([""] if number else []), method_details(registry.method(name), OPTIONS), sep="\n")

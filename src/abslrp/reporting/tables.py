@@ -19,6 +19,7 @@ _LEAST_LOSS = 1e-4
 _PLACES = 5
 _WIDE = 120
 INSENSITIVE = "insensitive to the weights"
+MARK = "\u00a0†"
 _TRUTH = ("true", "false")
 _FAMILIES = ("relevance propagation", "class activation map", "gradient", "perturbation", "attention", "control")
 
@@ -83,13 +84,12 @@ def method_table(methods: Mapping[str, Method], width: int) -> Table:
                 table.add_row()
             table.add_row(f"[bold]{escape(method.family)}[/bold]")
             family = method.family
-        cells = [escape(method.description), escape(method.citation)]
+        cells = [f"{escape(method.description)}{'' if method.sensitive else MARK}", escape(method.citation)]
         if wide:
-            cells = [", ".join(method.needs), _yes(method.class_specific), f"{cells[0]}{_mark(method)}", cells[1]]
+            cells = [", ".join(method.needs), _yes(method.class_specific), *cells]
         else:
             facts = [f"needs {need}" for need in method.needs]
             facts += [] if method.class_specific else ["the same for every class"]
-            facts += [] if method.sensitive else [INSENSITIVE]
             below = [line for line in (cells[1].strip("—"), "; ".join(facts)) if line]
             cells = ["\n".join([cells[0], *(f"[dim]{line}[/dim]" for line in below)])]
         table.add_row(f"  {escape(method.name)}", *cells)
@@ -148,10 +148,6 @@ def _table(words: Iterable[str], numbers: Iterable[str]) -> Table:
     for name in numbers:
         table.add_column(name, justify="right")
     return table
-
-
-def _mark(method: Method) -> str:
-    return "" if method.sensitive else f" [dim]({INSENSITIVE})[/dim]"
 
 
 def _yes(fact: bool) -> str:
