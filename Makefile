@@ -71,10 +71,10 @@ $(VENV)/.torch: constraints.txt | $(VENV)/.made
 	@$(PIP) $(TORCH)
 	@touch $@
 
-# The versions of the lock without its hashes, which hold for one kind of machine only.
+# The versions of the lock, on the Python that it was made with; without its hashes, which hold for one kind of machine only.
 $(VENV)/.demo: pyproject.toml constraints.txt requirements-demo.lock | $(VENV)/.torch
 	@echo "Installing abslrp for the demo ..."
-	@sed 's/ --hash=.*//' requirements-demo.lock > $(VENV)/lock.txt
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' && sed 's/ --hash=.*//' requirements-demo.lock > $(VENV)/lock.txt || : > $(VENV)/lock.txt
 	@$(PIP) -c constraints.txt -c $(VENV)/lock.txt -e '.[demo]'
 	@touch $@
 

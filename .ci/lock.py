@@ -9,7 +9,7 @@ from typing import Any
 
 HEAD = """\
 # Everything that make demo installs beside abslrp itself; written by make lock.
-# The versions hold everywhere; the hashes are those of CPython {python} on {system}. There this installs nothing else:
+# The versions hold on Python {python}; the hashes are those of CPython {python} on {system}. There this installs nothing else:
 #   pip install --require-hashes -r requirements-demo.lock
 """
 

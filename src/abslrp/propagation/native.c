@@ -143,7 +143,10 @@ INLINE void block(const Job *job, const Place *all, int64_t number, int64_t grou
     }
 }
 
-INLINE double ratio(double got, double handed) { return fabs(handed) <= DBL_MIN ? 0.0 : got / handed; }
+/* As in balance.py: 0 where nothing is handed out, or 2^-103 of what was got at most. */
+INLINE double ratio(double got, double handed) {
+    return fabs(handed) <= fmax(fabs(got) * 0x1p-103, DBL_MIN) ? 0.0 : got / handed;
+}
 
 /* Factors of every sample, each as two numbers, so that rounding it shifts nothing. */
 static void factors(const Job *job, int64_t groups, const double *sums, double *of_sample, Scale *scales) {
