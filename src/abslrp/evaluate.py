@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from abslrp.explain import explained
+from abslrp.explain import explained as explain
 from abslrp.inputs.draws import content_ids
 from abslrp.memory import batch_size as fitting
 from abslrp.memory import halving
@@ -51,7 +51,7 @@ class Asked:
             if len(x) < len(inputs):
                 self.size = min(self.size, len(x))
             if not callable(self.how):
-                return explained(self.model, x, t, self.how, **self.options).maps
+                return explain(self.model, x, t, self.how, **self.options).maps
             maps = self.how(self.model, x, t)
             if not isinstance(maps, Tensor) or maps.shape != x.shape:
                 shape = tuple(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__

@@ -35,7 +35,7 @@ def brief(value: Any, most: int = 80) -> str:
     """A value as an error quotes it: on one line, and never a whole array.
 
     >>> brief("cat"), brief(torch.zeros(2, 3)), brief(list(range(1000)), 12)
-    ("'cat'", 'a tensor of shape (2, 3)', '[0, 1, 2, 3 …')
+    ("'cat'", 'a tensor of shape (2, 3)', '[0, 1, 2, 3,…')
     """
     try:
         shape = getattr(value, "shape", ())
