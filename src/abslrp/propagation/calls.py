@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from types import FunctionType, GetSetDescriptorType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import resolve_name
 
 from abslrp.propagation import structural
 
@@ -106,3 +107,21 @@ def opened(func: Any) -> Callable[..., Any] | None:
     inner = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
     inner.__kwdefaults__ = func.__kwdefaults__
     return inner
+
+
+def tensors_in(value: Any) -> Iterable[Tensor]:
+    """All tensors in nested tuples, lists and dicts."""
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, Tensor):
+            yield item
+        elif isinstance(item, (tuple, list, dict)):
+            yield from tensors_in(item)
+
+
+def function_name(func: Any) -> str:
+    """As a user would write it."""
+    return (
+        str(resolve_name(func) or getattr(func, "__name__", func))
+        .replace("torch._C._nn.", "torch.nn.functional.")
+        .replace("torch.functional.", "torch.")
+    )

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 
 from abslrp.propagation import structural
 from abslrp.propagation.axes import Axis, fits
-from abslrp.propagation.calls import QUERIES, WRITING, opened, out_of_place
+from abslrp.propagation.calls import QUERIES, WRITING, function_name, opened, out_of_place, tensors_in
 from abslrp.propagation.conservation import CONSERVATIONS
 from abslrp.propagation.coverage import Coverage, Meter
-from abslrp.propagation.frames import module_path, root_inputs
+from abslrp.propagation.frames import module_path, root_inputs, where
 from abslrp.propagation.functions import Keeper, Planned, Relevance, Remade
 from abslrp.propagation.kinds import Kind, Norm
 from abslrp.propagation.lrp import RECTIFIED
@@ -29,6 +29,7 @@ from abslrp.propagation.operations import CONSTANT, OPERATIONS, STOPPED
 from abslrp.propagation.rules import PASSING, PROPORTIONAL, Call, Steps, gate_active, scale_identity
 from abslrp.propagation.rulesets import Rule
 from abslrp.propagation.starts import passes
+from abslrp.propagation.states import State, mark_head, remade, writable
 from abslrp.types import AbslrpError, ModelError, brief, out_of_memory, said
 
 _HALF_SCALES = (2.0**12, 1.0, 2.0**-12)
@@ -39,37 +40,6 @@ Writing = tuple[Tensor, Callable[[], Any]]
 
 class UnsupportedOperation(AbslrpError):
     """A function without a rule met a tensor that carries relevance."""
-
-
-class State:
-    """What the engine knows of a tensor: where its batch lies, whether it is ≥ 0, whether it is an attention matrix.
-
-    ``loose`` tells that elements that are 0 may get relevance; ``sources`` are tensors whose elements these are; ``raw`` that
-    they are the input's, moved, scaled or shifted at most; ``remade`` how the tensor can be made again.
-    """
-
-    __slots__ = ("attention", "axis", "loose", "nonnegative", "raw", "remade", "sources", "version")
-
-    def __init__(
-        self,
-        axis: Axis | None,
-        nonnegative: bool,
-        attention: bool,
-        version: int,
-        sources: Iterable[State] = (),
-        raw: bool = False,
-    ) -> None:
-        self.axis, self.nonnegative, self.attention, self.version = axis, nonnegative, attention, version
-        self.loose, self.sources, self.raw = False, tuple(sources), raw
-        self.remade: Remade | None = None
-
-    def loosen(self) -> None:
-        waiting = [self]
-        while waiting:
-            state = waiting.pop()
-            if not state.loose:
-                state.loose = True
-                waiting.extend(state.sources)
 
 
 class Run:
@@ -188,7 +158,7 @@ class Propagation(TorchFunctionMode):
                 raise AbslrpError(self._unreached("the outputs do not depend on x under the engine"))
             self._state(outputs).loosen()
             if self._head is not self._rules:
-                _mark_head(outputs)
+                mark_head(outputs)
             for scale in scales:
                 r = self._pass(outputs, x, start * scale, retain or scale != scales[-1])
                 if scale == scales[-1] or bool(r.isfinite().all()):
@@ -260,12 +230,12 @@ class Propagation(TorchFunctionMode):
             return func(*args, **kwargs)
         if not self._started:
             self._adopt()
-        tensors = list(_tensors((args, kwargs)))
+        tensors = list(tensors_in((args, kwargs)))
         if not tensors:
             return func(*args, **kwargs)
         if torch._C._functorch.maybe_current_level() is not None:
             raise UnsupportedOperation(
-                f"{_name(func)}{_where()} runs inside torch.vmap or torch.func, whose tensors hide their batch: "
+                f"{function_name(func)}{where()} runs inside torch.vmap or torch.func, whose tensors hide their batch: "
                 "pass forward= that calls the model without it."
             )
         alive = [t for t in tensors if self.live(t)] if torch.is_grad_enabled() else []
@@ -276,9 +246,9 @@ class Propagation(TorchFunctionMode):
         in_place = partial(func, *args, **kwargs)
         base, written, args, kwargs = out_of_place(func, args, kwargs)
         if base in STOPPED:
-            self._stopped.add(f"{_name(func)}{_where()}")
+            self._stopped.add(f"{function_name(func)}{where()}")
             if self._meter is not None:
-                self._meter.coverage.stopped[_name(func)] += 1
+                self._meter.coverage.stopped[function_name(func)] += 1
             return self._constant(func, args, kwargs)
         build = OPERATIONS.get(base)
         result = NotImplemented
@@ -314,7 +284,7 @@ class Propagation(TorchFunctionMode):
         """A function of constants, or one that relevance does not pass."""
         if func in WRITING and args and isinstance(args[0], Tensor):
             self._keeper.about_to_write(args[0])
-        if not torch.is_grad_enabled() or not any(t.requires_grad for t in _tensors((args, kwargs))):
+        if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors_in((args, kwargs))):
             return func(*args, **kwargs)
         with torch.no_grad():
             return func(*args, **kwargs)
@@ -333,7 +303,7 @@ class Propagation(TorchFunctionMode):
         ruled = planned.kind.kind in self._rules
         if ruled and any(x.is_complex() for x in planned.inputs):
             raise UnsupportedOperation(
-                f"{_name(base)}{_where()} got complex numbers, for which there is no rule: write it with torch.view_as_real."
+                f"{function_name(base)}{where()} got complex numbers, for which there is no rule: write it with torch.view_as_real."
             )
         raw = all(state.raw for state in states)
         rule = self._rules.get(planned.kind.kind)
@@ -351,13 +321,13 @@ class Propagation(TorchFunctionMode):
             "head": False,
             "first": raw and planned.kind.kind == "affine",
             "keeps": "nothing" if silent else planned.kind.keeps,
-            "remade": [_remade(x, s) for x, s in zip(planned.inputs, states, strict=True)],
+            "remade": [remade(x, s) for x, s in zip(planned.inputs, states, strict=True)],
             "passing": (silent and rule is gate_active) or rule is scale_identity,
             "late": None,
         }
         if ruled and self._meter is not None:
-            meta["record"] = self._meter.layer(module_path(), _name(base), planned.kind.kind)
-        if silent and writing is not None and _writable(writing[0], planned.inputs[0]):
+            meta["record"] = self._meter.layer(module_path(), function_name(base), planned.kind.kind)
+        if silent and writing is not None and writable(writing[0], planned.inputs[0]):
             self._keeper.about_to_write(writing[0])
             meta["writes"] = writing[1]
         output: Tensor = (
@@ -371,7 +341,7 @@ class Propagation(TorchFunctionMode):
             }
             axis = ways.pop() if len(ways) == 1 else None
             if axis is None:
-                self._lost_at = self._lost_at or f"{_name(base)}{_where()}"
+                self._lost_at = self._lost_at or f"{function_name(base)}{where()}"
                 if ruled and self._by_sample:
                     meta["lost"] = self._lost_at
         meta["output"] = axis
@@ -394,23 +364,23 @@ class Propagation(TorchFunctionMode):
         if func in WRITING:
             self._keeper.about_to_write(args[0])
         result = func(*args, **kwargs)
-        outputs = [t for t in _tensors((result,)) if t.requires_grad]
+        outputs = [t for t in tensors_in((result,)) if t.requires_grad]
         if func in WRITING and args[0].requires_grad:
             outputs.append(args[0])
-        if not outputs and (func in CONSTANT or not any(t.is_floating_point() for t in _tensors((result,)))):
+        if not outputs and (func in CONSTANT or not any(t.is_floating_point() for t in tensors_in((result,)))):
             return result
         if self._unknown != "gradient":
             raise UnsupportedOperation(
-                f"{_name(func)}{_where()} has no rule: register one with abslrp.register_operation, or pass unknown='gradient'."
+                f"{function_name(func)}{where()} has no rule: register one with abslrp.register_operation, or pass unknown='gradient'."
             )
         if any(t.grad_fn is not None and "NotImplemented" in t.grad_fn.name() for t in outputs):
             # Torch would hand back nothing at all, and the map would be 0 all over.
             raise UnsupportedOperation(
-                f"{_name(func)}{_where()} has neither a rule nor a gradient: use the model before it was quantized, or a method "
+                f"{function_name(func)}{where()} has neither a rule nor a gradient: use the model before it was quantized, or a method "
                 "that needs none, such as occlusion."
             )
         if self._meter is not None:
-            self._meter.coverage.by_gradient[_name(func)] += 1
+            self._meter.coverage.by_gradient[function_name(func)] += 1
         for tensor in alive:
             self._state(tensor).loosen()
         self._follow(func, args, kwargs, alive, outputs)
@@ -421,8 +391,8 @@ class Propagation(TorchFunctionMode):
             self._keeper.about_to_write(args[0])
         result = func(*args, **kwargs)
         if self._meter is not None:
-            self._meter.coverage.structural_functions[_name(func)] += 1
-        outputs = [t for t in _tensors((result,)) if t.requires_grad]
+            self._meter.coverage.structural_functions[function_name(func)] += 1
+        outputs = [t for t in tensors_in((result,)) if t.requires_grad]
         if func is Tensor.__setitem__ and args[0].requires_grad:
             outputs = [args[0]]
         self._follow(func, args, kwargs, alive, outputs)
@@ -440,9 +410,9 @@ class Propagation(TorchFunctionMode):
             )
         axes = [ways[0] if len(set(ways)) == 1 else None for ways in zip(*found, strict=True)] or [None] * len(outputs)
         if self.batch > 1 and None in axes:
-            self._lost_at = self._lost_at or f"{_name(func)}{_where()}"
+            self._lost_at = self._lost_at or f"{function_name(func)}{where()}"
         sign = func in structural.SIGN_KEEPING and all(
-            self.nonnegative(t) for t in _tensors((args, kwargs)) if t.is_floating_point()
+            self.nonnegative(t) for t in tensors_in((args, kwargs)) if t.is_floating_point()
         )
         states = [self._state(t) for t in alive]
         attention = any(state.attention for state in states)
@@ -485,7 +455,7 @@ class Propagation(TorchFunctionMode):
         known = tensor.grad_fn is None or "BackwardHook" in made_by or any(tensor is x for x in self._inputs)
         if not known and self._unknown != "gradient":
             raise UnsupportedOperation(
-                f"{_name(func) if func else 'a function'}{_where()} got a tensor made by {made_by}, "
+                f"{function_name(func) if func else 'a function'}{where()} got a tensor made by {made_by}, "
                 "which the engine did not see "
                 "(a custom autograd function, scripted or compiled code): replace it by torch functions, or pass unknown='gradient'."
             )
@@ -499,55 +469,6 @@ def _as_written(device: str) -> AbstractContextManager[Any]:
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
-def _mark_head(outputs: Tensor) -> None:
-    """Tell the operations that make the outputs, down to the first linear ones, that they are the model's head."""
-    nodes, seen = [outputs.grad_fn], set()
-    while nodes:
-        node = nodes.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        meta = getattr(node, "meta", None)
-        if isinstance(meta, dict) and "head" in meta:
-            if meta["head"]:
-                continue
-            meta["head"] = True
-            if node.kind.kind in ("affine", "product", "norm"):  # type: ignore[union-attr]
-                continue
-        nodes.extend(parent for parent, _ in getattr(node, "next_functions", ()) if parent is not None)
-
-
-def _remade(x: Tensor, state: State) -> Remade | None:
-    """How to make a tensor again, where it is still what it was when it was made."""
-    return state.remade if state.version == x._version else None
-
-
-def _writable(written: Tensor, x: Tensor) -> bool:
-    """Whether an operation may write over its input as the model does: not over a view, which others share, or an input."""
-    return written is x and not written._is_view() and not written.is_leaf
-
-
 def _norms(maps: Tensor) -> Tensor:
     """L1 norms per sample, shaped to divide the maps."""
     return maps.abs().flatten(1).sum(1).reshape(-1, *[1] * (maps.ndim - 1))
-
-
-def _tensors(value: Any) -> Iterable[Tensor]:
-    for item in value.values() if isinstance(value, dict) else value:
-        if isinstance(item, Tensor):
-            yield item
-        elif isinstance(item, (tuple, list, dict)):
-            yield from _tensors(item)
-
-
-def _name(func: Any) -> str:
-    return (
-        str(resolve_name(func) or getattr(func, "__name__", func))
-        .replace("torch._C._nn.", "torch.nn.functional.")
-        .replace("torch.functional.", "torch.")
-    )
-
-
-def _where() -> str:
-    path = module_path()
-    return f" in {path}" if path else ""

@@ -57,3 +57,9 @@ def _collect(value: Any, found: list[Tensor]) -> None:
     elif isinstance(value, (list, tuple)):
         for item in value:
             _collect(item, found)
+
+
+def where() -> str:
+    """For a message: in which module this happens."""
+    path = module_path()
+    return f" in {path}" if path else ""
