@@ -13,6 +13,7 @@ from tests.networks import shared_images, shared_network
 from torch import Tensor, nn
 
 import abslrp
+from abslrp.doctor import examine
 from abslrp.propagation.balance import ratio
 
 SCALES = (1e-6, 1e6)
@@ -23,6 +24,14 @@ CONSERVING = ["abslrp", "abslrp-agree"]
 RULED = [pytest.param(*c.values, id=c.id) for c in CASES if c.values[0] in CARRIED]
 # The two passes of the first lie so near each other that the rest is rounding; the second divides by differences of softmax.
 ILL = ("crap", "deeplift")
+
+# Without conservation relevance grows from layer to layer, here beyond the type; carried smaller it would be finite and noise.
+OUTGROWN = {
+    ("vit-tiny", "attnlrp", torch.float16),
+    ("vit-tiny", "attnlrp", torch.bfloat16),
+    ("vit-tiny", "lrp-alpha2beta1", torch.float16),
+    ("resnet50", "lrp-alpha2beta1", torch.float16),
+}
 
 
 def weights_scaled(model: nn.Module, by: float) -> nn.Module:
@@ -150,13 +159,15 @@ def test_one_thread_and_two_agree(name: str) -> None:
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("network", ["vit-tiny", "resnet50", "vgg16"])
 def test_real_networks_in_half_precision(network: str, dtype: torch.dtype, shared: Path) -> None:
-    """Finite for every method whose relevance fits the type; those that keep sums near those of float32."""
+    """Finite where relevance fits the type, else the doctor says so; where sums are kept, near the maps of float32."""
     model, x = shared_network(shared, network), shared_images(shared, network, 1, seed=3)
     target = int(model(x).argmax())
     half = copy.deepcopy(model).to(dtype)
     for name in RELEVANCE:
-        if (network, name) == ("vit-tiny", "attnlrp"):
-            continue  # explodes to 1e20 in float32: the doctor's tests say where
+        if (network, name, dtype) in OUTGROWN:
+            found = examine(half, x.to(dtype), name).problems
+            assert any("relevance stops being finite in" in one or "explodes" in one for one in found), found
+            continue
         maps = abslrp.explain(half, x.to(dtype), target, name).maps
         assert maps.isfinite().all() and maps.any(), name
         if name in CONSERVING:
