@@ -30,7 +30,7 @@ from abslrp.experiments.worker import Worker
 from abslrp.inputs import models
 
 TABLES = ("table.md", "table.csv", "table.tex")
-WORDS = ("--methods", "gradcam,constant,abslrp", "--metrics", "gae:T=2,focus")
+WORDS = ("--methods", "gradcam,constant", "--metrics", "gae:T=2,focus")
 ERRORS = (
     lambda: MemoryError(),
     lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
@@ -127,7 +127,7 @@ def trouble(kind: str, turn: int) -> None:
     if kind == "kill":
         killed_at(chance.randint(8, 90))
     elif kind == "end":
-        asked_to_end_after(chance.randint(1, 3), chance.uniform(0, 0.02))
+        asked_to_end_after(chance.randint(1, 2), chance.uniform(0, 0.02))
     elif kind == "memory":
         without_memory_after(chance.randint(1, 4), ERRORS[turn % len(ERRORS)])
     elif kind == "little-memory":

@@ -16,9 +16,9 @@ from abslrp.experiments.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-IMAGES = 12
-QUICK = {"none": 0, "kill": 5, "end": 3, "memory": 3, "little-memory": 1, "writing": 9}
-MANY = {"none": 0, "kill": 80, "end": 50, "memory": 40, "little-memory": 20}
+# Images, and how many processes in trouble of each kind there are before one without.
+QUICK = 12, {"none": 0, "kill": 5, "end": 2, "memory": 3, "little-memory": 1, "writing": 9}
+MANY = 200, {"none": 0, "kill": 80, "end": 50, "memory": 40, "little-memory": 20}
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here"),
@@ -39,8 +39,8 @@ class End(NamedTuple):
 class Storm:
     """Runs that were in trouble of several kinds, each to its end at last."""
 
-    def __init__(self, home: Path, data: Path, plan: dict[str, int]) -> None:
-        self.home = home
+    def __init__(self, home: Path, data: Path, images: int, plan: dict[str, int]) -> None:
+        self.home, self.images = home, images
         words = [str(home), str(data), *(f"{kind}={times}" for kind, times in plan.items())]
         done = subprocess.run(
             [sys.executable, "-m", "tests.trust.storm", *words],
@@ -58,22 +58,18 @@ class Storm:
         return troubled
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pictures(tmp_path_factory.mktemp("pictures"), IMAGES)
-
-
 @pytest.fixture(
     scope="module", params=[pytest.param(QUICK, id="quick"), pytest.param(MANY, id="many", marks=pytest.mark.slow)]
 )
-def storm(request: Any, tmp_path_factory: pytest.TempPathFactory, data: Path) -> Storm:
-    return Storm(tmp_path_factory.mktemp("storm"), data, request.param)
+def storm(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Storm:
+    images, plan = request.param
+    return Storm(tmp_path_factory.mktemp("storm"), pictures(tmp_path_factory.mktemp("pictures"), images), images, plan)
 
 
 def test_the_undisturbed_run_is_whole(storm: Storm) -> None:
     storm.check("none")
     with Store.open(storm.home / "none") as store:
-        assert sum(store.counts().values()) == IMAGES * 3 * 2
+        assert sum(store.counts().values()) == storm.images * 2 * 2
 
 
 def test_killed_in_the_middle_of_a_transaction(storm: Storm) -> None:

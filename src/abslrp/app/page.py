@@ -29,7 +29,7 @@ TITLE = "abslrp: what did the network see?"
 FIRST = ("abslrp", "abslrp-agree", "gradcam")
 USUAL = (*FIRST, "lrp-epsilon", "lrp-gamma", "input-x-gradient", "integrated-gradients", "guided-backprop", "rollout")
 _TEXT = "a charming and often affecting journey , but the plot was bad ."
-_WAITING = 64
+_WAITING = 32
 _HOUR = 3600
 _QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
 
