@@ -353,12 +353,10 @@ def test_version_and_help(capsys: Any) -> None:
 
 
 def test_demo_prints_the_paths_of_its_sheets_and_report(capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    from abslrp.inputs import datasets
+    import abslrp.inputs.datasets  # which keeps the photographs themselves, to be scored  # noqa: F401
 
-    pixels = np.random.default_rng(0).integers(0, 256, (4, 20, 20, 3), dtype=np.uint8)
-    samples = {f"sample {k}": Image.fromarray(one) for k, one in enumerate(pixels)}
-    for module in (models, datasets):
-        monkeypatch.setattr(module, "sample_images", lambda: samples)
+    sample = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8))
+    monkeypatch.setattr(models, "sample_images", lambda: {"one": sample, "two": sample})
     monkeypatch.setitem(batches.SHORT, "rise", {"masks": 3})
     monkeypatch.setattr(cli, "_SCORED", ("gradcam", "constant"))
     code, said, _ = run(capsys, "demo", "--out", tmp_path)

@@ -318,6 +318,7 @@ def test_statistics_written_by_hand_are_constants() -> None:
 
 
 def test_attention_written_by_hand_equals_the_fused_one() -> None:
+    torch.manual_seed(0)  # near a pole ε shows: one scales the queries, the other their products
     q, k, v = (nn.Linear(4, 4, dtype=torch.float64) for _ in range(3))
     x = randn(2, 5, 4)
 
