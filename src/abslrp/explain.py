@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from abslrp import memory
+from abslrp import graphs, memory
 from abslrp.propagation.axes import BatchLost
-from abslrp.query import Answer, Query, make_query, undisturbed
+from abslrp.query import Answer, Query, full_precision, make_query, undisturbed
 from abslrp.registry import Method
 from abslrp.registry import method as find_method
 from abslrp.types import AbslrpError, Attribution, Target, brief, capturing
@@ -28,6 +30,8 @@ def explain(
     at: str | None = None,
     batch_size: int | None = None,
     max_memory: int | float | str | None = None,
+    tf32: bool = False,
+    cuda_graph: bool = False,
     **options: Any,
 ) -> Attribution:
     """Maps of what the model looked at, one per input, by any registered method.
@@ -36,8 +40,10 @@ def explain(
     the predicted ones. ``forward`` serves models with several inputs: it takes the inputs and returns the model's output.
     ``at`` names a module: the map is that of its output (of its last call) instead of the input's. ``batch_size`` bounds how
     many inputs go through at once, and so does ``max_memory``, in bytes or as in ``"4GB"``; maps do not depend on them, and
-    where memory runs out nevertheless, half as many go through at once from then on. Further options are the method's own,
-    see ``abslrp methods``.
+    where memory runs out nevertheless, half as many go through at once from then on. ``cuda_graph=True`` records the work on the
+    first call and replays it on later ones with the same model, shape and options: at small batches a GPU waits for Python, which
+    replaying does without; the model's own Python does not run then. On CUDA products of float32 are taken as such, as on the CPU,
+    unless ``tf32=True`` leaves them to torch's settings. Further options are the method's own, see ``abslrp methods``.
 
     The model must be in eval mode; it, its gradients, the inputs and the random state are left as found.
 
@@ -51,7 +57,17 @@ def explain(
     (torch.Size([5, 3]), torch.Size([5, 2]), [1, 1, 1, 1, 1])
     """
     found = explained(
-        model, images, targets, method, forward=forward, at=at, batch_size=batch_size, max_memory=max_memory, **options
+        model,
+        images,
+        targets,
+        method,
+        forward=forward,
+        at=at,
+        batch_size=batch_size,
+        max_memory=max_memory,
+        tf32=tf32,
+        cuda_graph=cuda_graph,
+        **options,
     )
     _tell_not_finite(found)
     return found
@@ -67,6 +83,8 @@ def explained(
     at: str | None = None,
     batch_size: int | None = None,
     max_memory: int | float | str | None = None,
+    tf32: bool = False,
+    cuda_graph: bool = False,
     **options: Any,
 ) -> Attribution:
     """As :func:`explain`, but silent about maps that are not finite, for those who flag and count them."""
@@ -82,15 +100,22 @@ def explained(
                 f"{name} cannot be used with forward=, whose other inputs cannot be split: call explain on parts instead."
             )
     budget = None if max_memory is None else memory.amount("max_memory", max_memory)
+    for name, value in (("tf32", tf32), ("cuda_graph", cuda_graph)):
+        if not isinstance(value, bool):
+            raise AbslrpError(f"{name}={brief(value)} must be True or False.")
     if at is not None and not chosen.at:
         raise AbslrpError(f"at={brief(at)} cannot be used with {method}, which makes maps of the input only.")
     with torch.inference_mode(False):
         query = make_query(model, images, targets, forward, at)
-        with undisturbed(query.inputs):
+        if cuda_graph:
+            graphs.check(query, options)
+        precise = query.inputs.is_cuda and not tf32
+        with undisturbed(query.inputs), full_precision() if precise else nullcontext():
             size = len(query.inputs) if batch_size is None else batch_size
             if budget is not None:
                 size = min(size, _fitting(chosen, query, options, budget))
-            parts = _answers(chosen, query, options, size)
+            ask = partial(graphs.recorded, answer, tf32) if cuda_graph else answer
+            parts = _answers(ask, chosen, query, options, size)
         maps, classes, outputs = (torch.cat(column) for column in zip(*parts, strict=True))
         return Attribution(maps.float(), classes, outputs.float(), method, dict(options), None if at else query.inputs)
 
@@ -106,14 +131,16 @@ def _fitting(method: Method, query: Query, options: dict[str, Any], budget: int)
     return memory.batch_size(query.forward, x, budget, weights)
 
 
-def _answers(method: Method, query: Query, options: dict[str, Any], size: int) -> list[Answer]:
+def _answers(
+    ask: Callable[..., Answer], method: Method, query: Query, options: dict[str, Any], size: int
+) -> list[Answer]:
     """Some inputs at a time; where memory runs out, half as many from then on."""
     found: list[Answer] = []
     start = 0
     while start < len(query.inputs):
         part = _part(query, start, size)
         try:
-            found.append(answer(method, part, _share(options, query, start, size)))
+            found.append(ask(method, part, _share(options, query, start, size)))
             start += size
             continue
         except Exception as error:

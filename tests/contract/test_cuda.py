@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from tests.contract.test_methods import CASES, X, model_of, run
+from tests.networks import shared_images, shared_network
+from torch import nn
 
 import abslrp
+from abslrp import graphs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -112,3 +119,118 @@ def test_explain_can_be_captured_in_a_cuda_graph(method: str, kind: str) -> None
         torch.cuda.synchronize()
         plain = abslrp.explain(model, x + shift, targets, method).maps
         torch.testing.assert_close(maps, plain, rtol=0, atol=1e-4 * float(plain.abs().max()))
+
+
+# ---------------------------------------------------------------- explain(cuda_graph=True)
+
+
+RECORDED = [
+    ("abslrp", {}),
+    ("abslrp-agree", {}),
+    ("abslrp-transformer", {}),
+    ("lrp-epsilon", {"relative": True}),
+    ("lrp-alpha2beta1", {}),
+    ("guided-backprop", {}),
+    ("integrated-gradients", {"steps": 3}),
+    ("gradcam", {}),
+]
+
+
+@pytest.mark.parametrize(("method", "options"), RECORDED, ids=[name for name, _ in RECORDED])
+@pytest.mark.parametrize("kind", ["convolutional", "transformer"])
+@pytest.mark.parametrize("targets", [None, 1, [1, 4, 0]], ids=str)
+def test_replayed_maps_are_the_same(method: str, options: dict[str, Any], kind: str, targets: Any) -> None:
+    model = model_of(kind).cuda()
+    for x in (X.cuda(), X.cuda().flip(0) * 0.7, X.cuda() + 0.3):
+        plain = abslrp.explain(model, x, targets, method, **options)
+        replayed = abslrp.explain(model, x, targets, method, cuda_graph=True, **options)
+        size = float(plain.maps.abs().max())
+        torch.testing.assert_close(replayed.maps, plain.maps, rtol=0, atol=1e-4 * size)
+        torch.testing.assert_close(replayed.outputs, plain.outputs)
+        assert torch.equal(replayed.targets.cpu(), plain.targets.cpu())
+    assert len(graphs._recordings[model]) == 1
+
+
+def test_replay_sees_other_weights_shapes_and_settings() -> None:
+    model, x = model_of("convolutional").cuda(), X.cuda()
+
+    def agree(x: torch.Tensor, **options: Any) -> None:
+        plain, replayed = (abslrp.explain(model, x, 1, cuda_graph=on, **options).maps for on in (False, True))
+        torch.testing.assert_close(replayed, plain, rtol=0, atol=1e-4 * float(plain.abs().max()))
+
+    first = abslrp.explain(model, x, 1, cuda_graph=True).maps
+    with torch.no_grad():
+        model[0].weight.mul_(-1)  # in place: the recording reads them where they are
+    agree(x)
+    assert not torch.equal(first, abslrp.explain(model, x, 1, cuda_graph=True).maps)
+    assert len(graphs._recordings[model]) == 1
+    model[0].weight.data = model[0].weight.data * -1  # elsewhere now
+    agree(x)
+    model[0].stride = (2, 2)
+    agree(x)
+    for options in ({"conserve": "joint"}, {"start": "target"}, {"batch_size": 2}):
+        agree(x, **options)
+    agree(x[:1])
+    assert len(graphs._recordings[model]) <= 4
+    graphs.forget(model)
+    assert model not in graphs._recordings
+
+
+def test_what_cannot_be_replayed_is_said() -> None:
+    model, x = model_of("convolutional").cuda(), X.cuda()
+    with pytest.raises(abslrp.AbslrpError, match="target 7 is out of range"):
+        abslrp.explain(model, x, 7, cuda_graph=True)
+    abslrp.explain(model, x, 1, cuda_graph=True)
+    with pytest.raises(abslrp.AbslrpError, match="target 7 is out of range"):
+        abslrp.explain(model, x, 7, cuda_graph=True)
+    with pytest.raises(abslrp.AbslrpError, match="forward="):
+        abslrp.explain(model, x, 1, forward=lambda v: model(v), cuda_graph=True)
+    with pytest.raises(abslrp.AbslrpError, match="start="):
+        abslrp.explain(model, x, 1, start=torch.ones(3, 5, device="cuda"), cuda_graph=True)
+
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) if x.sum().item() > 0 else self.inner(-x)
+
+    with pytest.raises(abslrp.AbslrpError, match="cannot be recorded as a CUDA graph"):
+        abslrp.explain(Looks().eval(), x, 1, cuda_graph=True)
+    assert abslrp.explain(model, x, 1).maps.any()  # all is well afterwards
+    handle = model[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(abslrp.AbslrpError, match="hooks on 0"):
+        abslrp.explain(model, x, 1, cuda_graph=True)
+    handle.remove()
+
+
+def test_recordings_end_with_their_model() -> None:
+    model, x = model_of("convolutional").cuda(), X.cuda()
+    gc.collect()
+    count = len(graphs._recordings)
+    abslrp.explain(model, x, 1, cuda_graph=True)
+    assert len(graphs._recordings) == count + 1
+    del model
+    gc.collect()
+    assert len(graphs._recordings) == count
+
+
+# ---------------------------------------------------------------- real networks
+
+
+REAL = {"resnet50": 4, "vgg16": 4, "vit-tiny": 4}
+
+
+@pytest.mark.parametrize(
+    "method", ["abslrp", "abslrp-agree", "abslrp-transformer", "lrp-epsilon", "lrp-gamma", "gradcam"]
+)
+@pytest.mark.parametrize("name", list(REAL))
+def test_real_networks_have_the_maps_of_the_cpu(name: str, method: str, shared: Path) -> None:
+    """In float32 as explain computes by default, relative to the size of the map."""
+    model, x = shared_network(shared, name), shared_images(shared, name, REAL[name])
+    here = abslrp.explain(model, x, method=method)
+    there = abslrp.explain(model.cuda(), x.cuda(), here.targets, method)
+    apart = (there.maps.cpu() - here.maps).flatten(1).norm(dim=1) / here.maps.flatten(1).norm(dim=1)
+    print(f"{name} {method}: relative distance of CPU and GPU {[f'{d:.1e}' for d in apart.tolist()]}")
+    assert float(apart.max()) < 1e-3

@@ -324,3 +324,15 @@ def test_channels_last_changes_no_map(method: str) -> None:
     last = torch.channels_last
     maps = abslrp.explain(model.to(memory_format=last), x.to(memory_format=last), 1, method).maps
     torch.testing.assert_close(maps, plain, rtol=0, atol=1e-5 * float(plain.abs().max()))
+
+
+def test_graphs_are_for_cuda_and_say_so() -> None:
+    model = small()
+    with pytest.raises(
+        abslrp.AbslrpError, match="needs inputs on a CUDA device, and these are on cpu: leave cuda_graph out"
+    ):
+        abslrp.explain(model, X, cuda_graph=True)
+    for name in ("cuda_graph", "tf32"):
+        with pytest.raises(abslrp.AbslrpError, match=f"{name}='yes' must be True or False"):
+            abslrp.explain(model, X, **{name: "yes"})
+    assert torch.equal(abslrp.explain(model, X, tf32=True).maps, abslrp.explain(model, X).maps)

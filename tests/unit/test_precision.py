@@ -1,5 +1,9 @@
 """Evaluation takes products in full precision and puts the user's setting back."""
 
+import subprocess
+import sys
+import threading
+
 import pytest
 import torch
 
@@ -12,6 +16,48 @@ def test_full_precision_is_put_back() -> None:
     with pytest.raises(ZeroDivisionError), full_precision():
         assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
         _ = 1 / 0
+    assert torch.backends.cudnn.allow_tf32 == before
+
+
+@pytest.mark.parametrize(
+    "place", [("cudnn.conv", "tf32"), ("cudnn.conv", "ieee"), ("cuda.matmul", "tf32"), ("cudnn.rnn", "ieee")], ids=str
+)
+def test_settings_by_torchs_newer_names_are_put_back(place: tuple[str, str]) -> None:
+    """In a process of its own: torch's older names raise where the newer ones were used."""
+    if not hasattr(torch.backends.cudnn, "conv"):
+        pytest.skip("this torch has no newer names")
+    name, value = place
+    code = f"""
+import torch
+from abslrp.query import full_precision
+places = [torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul]
+torch.backends.{name}.fp32_precision = {value!r}
+before = [p.fp32_precision for p in places]
+with full_precision():
+    with full_precision():
+        assert not [p.fp32_precision for p in places if p.fp32_precision == "tf32"]
+    assert not [p.fp32_precision for p in places if p.fp32_precision == "tf32"]
+assert [p.fp32_precision for p in places] == before, before
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_threads_share_one_setting() -> None:
+    before = torch.backends.cudnn.allow_tf32
+    inside, leave = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with full_precision():
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    inside.wait(10)
+    with full_precision():
+        leave.set()
+        thread.join()
+        assert not torch.backends.cudnn.allow_tf32
     assert torch.backends.cudnn.allow_tf32 == before
 
 

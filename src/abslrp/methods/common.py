@@ -17,7 +17,12 @@ T = TypeVar("T")
 def baseline_of(baseline: Any, x: Tensor) -> Tensor:
     """A baseline for every input: a number, or a tensor that broadcasts to the inputs."""
     try:
-        return check_baseline(baseline).to(x.device, x.dtype).expand(x.shape)
+        value = check_baseline(baseline)
+        # A number is written on the device itself: while a CUDA graph is recorded nothing can be sent there.
+        on_device = (
+            value.to(x.device, x.dtype) if isinstance(baseline, Tensor) or value.ndim else x.new_full((), float(value))
+        )
+        return on_device.expand(x.shape)
     except RuntimeError:
         raise AbslrpError(
             f"baseline={brief(baseline)} does not fit inputs of shape {tuple(x.shape)}: "

@@ -1,0 +1,197 @@
+"""Explanations recorded as CUDA graphs and replayed.
+
+At small batches a GPU waits for Python, which has a rule to find for every operation. What was recorded once runs again
+without Python. A recording belongs to a model with its weights where they are, to a shape, a method, its options and torch's
+settings; when any of these is another, another one is made. Values are not looked at: weights may change in place.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from abslrp.query import Answer, Query
+from abslrp.registry import Method
+from abslrp.types import AbslrpError, brief, capturing, out_of_memory, said
+
+_MOST = 4
+_TRIES = 2
+_PLAIN = (bool, int, float, str, type(None))
+_NEAR = 1e-2
+
+Ask = Callable[[Method, Query, dict[str, Any]], Answer]
+
+
+@dataclass
+class Recording:
+    """A graph with the memory it reads and writes, and what of the model it took for granted."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Tensor
+    targets: Tensor | None
+    answer: Answer
+    model: list[Any]
+    free: torch.cuda.Event = field(default_factory=torch.cuda.Event)
+
+    def replay(self, query: Query) -> Answer:
+        stream = torch.cuda.current_stream(self.inputs.device)
+        stream.wait_event(self.free)
+        self.inputs.copy_(query.inputs)
+        if self.targets is not None and query.targets is not None:
+            self.targets.copy_(query.targets)
+        self.graph.replay()
+        found = Answer(*(part.clone() for part in self.answer))
+        self.free.record(stream)
+        return found
+
+
+_recordings: WeakKeyDictionary[nn.Module, OrderedDict[Hashable, Recording]] = WeakKeyDictionary()
+_lock = threading.RLock()
+
+
+def recorded(ask: Ask, tf32: bool, method: Method, query: Query, options: dict[str, Any]) -> Answer:
+    """What ``ask`` answers, from a recording that is made where there is none yet."""
+    model = check(query, options)
+    if capturing(query.inputs):
+        return ask(method, query, options)
+    with _lock, torch.cuda.device(query.inputs.device):
+        mine = _recordings.setdefault(model, OrderedDict())
+        key = (
+            method.name,
+            tuple(sorted(options.items())),
+            query.at,
+            query.targets is None,
+            tf32,
+            *_settings(query.inputs),
+        )
+        found = mine.pop(key, None)
+        state = _state(model)
+        if found is None or found.model != state:
+            found = None  # its memory goes before the new one needs it
+            found = _record(lambda still: ask(method, still, options), query, method.name, state)
+        mine[key] = found
+        while len(mine) > _MOST:
+            mine.popitem(last=False)
+        if query.targets is not None:
+            query.aim(found.answer.outputs)  # a class that is not there must not reach the GPU
+        answer = found.replay(query)
+    if query.targets is None:
+        query.aim(answer.outputs)  # predicted from numbers
+    return answer
+
+
+def forget(model: nn.Module) -> None:
+    """Give back the memory of a model's recordings; the model's end does so, too."""
+    with _lock:
+        _recordings.pop(model, None)
+
+
+def check(query: Query, options: dict[str, Any]) -> nn.Module:
+    """The model, if its explanations can be recorded at all."""
+    model = query.model
+    wrong = ""
+    if not query.inputs.is_cuda:
+        wrong = f"needs inputs on a CUDA device, and these are on {query.inputs.device}"
+    elif not query.divisible:
+        wrong = "cannot be used with forward=, whose own tensors cannot be seen"
+    elif not isinstance(model, nn.Module):
+        wrong = "needs a torch.nn.Module, since the weights of a plain function cannot be seen"
+    else:
+        hooked = (n or "the model" for n, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks)
+        odd = next((n for n, value in options.items() if not _plain(value)), None)
+        found = next(hooked, None)
+        if found is not None:
+            wrong = f"cannot be used with the hooks on {found}, which would not run again"
+        elif odd is not None:
+            wrong = f"cannot be used with {odd}={brief(options[odd])}, only with options that are numbers or names"
+    if wrong or not isinstance(model, nn.Module):
+        raise AbslrpError(f"cuda_graph=True {wrong}: leave cuda_graph out.")
+    return model
+
+
+def _record(run: Callable[[Query], Answer], query: Query, name: str, state: list[Any]) -> Recording:
+    x = query.inputs.detach().clone()
+    targets = None if query.targets is None else query.targets.to(x.device, copy=True)
+    still = replace(query, inputs=x, targets=targets)
+    side = torch.cuda.Stream(x.device)
+    side.wait_stream(torch.cuda.current_stream(x.device))
+    with torch.cuda.stream(side):
+        for _ in range(_TRIES):  # kernels are compiled and chosen, which cannot be recorded
+            expected = run(still)
+    torch.cuda.current_stream(x.device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=side), _no_garbage():
+            answer = run(still)
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        raise AbslrpError(
+            f"{name} on {type(query.model).__name__} cannot be recorded as a CUDA graph, which sees no values "
+            f"({said(error)}): leave cuda_graph out."
+        ) from error
+    found = Recording(graph, x, targets, answer, state)
+    if not _alike(found.replay(still).maps, expected.maps):
+        raise AbslrpError(
+            f"{name} on {type(query.model).__name__} gave another map when its CUDA graph was replayed, so something in it "
+            "changes from call to call: leave cuda_graph out."
+        )
+    return found
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Memory of somebody else's that Python gave back just now would end the recording."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+def _alike(maps: Tensor, expected: Tensor) -> bool:
+    apart = (maps - expected).nan_to_num(0.0).abs().sum()
+    return bool(apart <= _NEAR * expected.nan_to_num(0.0).abs().sum())
+
+
+def _settings(x: Tensor) -> tuple[Hashable, ...]:
+    """What decides which kernels run."""
+    return (
+        tuple(x.shape),
+        x.dtype,
+        x.device,
+        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.benchmark,
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def _state(model: nn.Module) -> list[Any]:
+    """Where the tensors of a model lie, and its plain settings."""
+    found: list[Any] = []
+    for module in model.modules():
+        found.append(id(module))
+        for group in (module._parameters, module._buffers):
+            found.extend(None if t is None else (t.data_ptr(), t.shape, t.stride()) for t in group.values())
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                found.append((name, value.data_ptr()))
+            elif not name.startswith("_") and _plain(value):
+                found.append((name, value))
+    return found
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(_plain, value)))
