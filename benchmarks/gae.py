@@ -75,6 +75,8 @@ def main() -> None:
             cost[name] = per_input(task, many[name], run, options.device)
         floor = 2 * options.steps * options.images * sum(cost.values())
         whole = partial(abslrp.evaluate, task.model, task.inputs, options.methods, "gae", T=options.steps)
+        if options.device == "cuda":
+            whole()  # kernels are compiled, and convolutions chosen, once
         taken = seconds(whole, options.device)
         found[network] = {"batch": many, "seconds per input": cost, "floor": floor, "taken": taken}
         print(

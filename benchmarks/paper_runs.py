@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from tests.networks import TRANSFORMS, shared_network
 
-from abslrp.commands import table_of, write_tables
 from abslrp.experiments.config import make_config
 from abslrp.experiments.presets import expand
 from abslrp.experiments.runner import Step, run
@@ -54,6 +53,16 @@ def configured(shared: Path, name: str, options: argparse.Namespace) -> Any:
     return make_config(values)
 
 
+def tabulate(store: Any, out: Path) -> None:
+    """The tables, where what they need is installed; the same command makes them later elsewhere, from the finished run."""
+    try:
+        from abslrp.commands import table_of, write_tables
+
+        write_tables(table_of(store), out)
+    except ImportError as error:
+        print(f"no tables here ({error}): run the same command where they can be made; all scores are in {store.path}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("network", choices=list(KINDS))
@@ -82,8 +91,8 @@ def main() -> None:
         model = loaded(options.shared, options.network, options.device)
         config = configured(options.shared, options.network, options)
         store = run(config, options.out, options.device, progress=step, loaded=model, tell=print)
-        write_tables(table_of(store), options.out)
         print(f"finished in {time.perf_counter() - begun:.0f} s")
+        tabulate(store, options.out)
     except Enough:
         print(f"stopped after {options.seconds:.0f} s; the same command goes on")
 

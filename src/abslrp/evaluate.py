@@ -31,7 +31,7 @@ Metrics = str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 Labels = Sequence[int | Sequence[int]] | Tensor
 
 _MOST_AT_ONCE = 2**31
-_CHUNK = {"cuda": 32, "cpu": 8}
+_CHUNK = {"cuda": 64, "cpu": 8}
 
 
 @dataclass

@@ -27,7 +27,7 @@ from abslrp.inputs.models import LoadedModel
 from abslrp.metrics.bench import Boxes
 from abslrp.types import AbslrpError
 
-CHUNK = {"cuda": 32, "cpu": 8}
+CHUNK = {"cuda": 64, "cpu": 8}
 
 
 @dataclass(frozen=True)

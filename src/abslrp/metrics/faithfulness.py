@@ -58,18 +58,18 @@ def road(bench: Bench, shown: Shown, explainer: Explainer, options: Mapping[str,
     """Share of percentages at which the prediction survives the imputation of the most or least relevant pixels."""
     raw = bench.maps(explainer, shown.numbers, shown.targets)
     relevance = pixel_maps(raw).flatten(1)
-    size = raw.shape[-2:]
+    pixels, steps = relevance.shape[1], len(options["percentages"])
+    counts = [min(max(round(percentage / 100 * pixels), 1), pixels - 1) for percentage in options["percentages"]]
+    removed = torch.stack([select(relevance, count, largest=largest) for count in counts], 1)
+    removed, noise = removed.view(-1, *raw.shape[-2:]), shown.noise.flatten(0, 1)
     hits = []
-    for k, percentage in enumerate(options["percentages"]):
-        count = min(max(round(percentage / 100 * relevance.shape[1]), 1), relevance.shape[1] - 1)
-        removed = select(relevance, count, largest=largest).view(-1, *size)
-        parts = [
-            _refilled(x, gone, noise[:, k], float(options["noise"]))
-            for x, gone, noise in zip(*(t.split(bench.size) for t in (shown.images, removed, shown.noise)), strict=True)
-        ]
-        outputs = bench.outputs(torch.cat(parts))
-        hits.append(torch.where(outputs.isnan().any(1), torch.nan, (outputs.argmax(1) == shown.targets).double()))
-    curve = torch.stack(hits, 1)
+    # All percentages of all images, some at a time.
+    for rows in torch.arange(len(removed), device=raw.device).split(bench.size):
+        which = rows // steps
+        outputs = bench.outputs(_refilled(shown.images[which], removed[rows], noise[rows], float(options["noise"])))
+        right = (outputs.argmax(1) == shown.targets[which]).double()
+        hits.append(torch.where(outputs.isnan().any(1), torch.nan, right))
+    curve = torch.cat(hits).view(-1, steps)
     return Outcome({"score": curve.mean(1), "curve": curve}, flags_of(raw))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from abslrp.registry import Metric, register_metric
 from abslrp.types import AbslrpError
 
 _DEFAULTS = {"samples": 20, "sigma": 0.1}
+_ROOM = {"cuda": 2**31, "cpu": 2**28}
 
 
 def settle(**options: Any) -> dict[str, Any]:
@@ -26,38 +29,61 @@ def settle(**options: Any) -> dict[str, Any]:
     return settled
 
 
-def prepare(bench: Bench, items: Sequence[ImageItem], options: Mapping[str, Any]) -> list[int]:
-    return [item.number for item in items]
+@dataclass(frozen=True)
+class Nearby:
+    """Some images with their predicted classes and the noise that all methods meet."""
+
+    ids: list[str]
+    numbers: list[int]
+    images: Tensor
+    targets: Tensor
+    seed: int
+    samples: int
+    kept: Tensor | None
+    """(images · samples, channel, height, width), where there is room for it."""
+
+    def drawn(self) -> Iterator[Tensor]:
+        """The noise of the first image's samples, then of the second's; one by one, so that no number at once matters."""
+        for name in self.ids:
+            chance = generator(self.seed, "lipschitz", name)
+            for _ in range(self.samples):
+                yield torch.randn(self.images.shape[1:], generator=chance, device="cpu", dtype=torch.float32)
+
+    def parts(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Noise some samples at a time, and which image each is for."""
+        rows = torch.arange(len(self.ids), device=self.images.device).repeat_interleave(self.samples).split(size)
+        if self.kept is not None:
+            yield from zip(self.kept.split(size), rows, strict=True)
+            return
+        one_by_one = self.drawn()
+        for part in rows:
+            yield torch.stack(list(islice(one_by_one, len(part)))).to(self.images), part
 
 
-def lipschitz(bench: Bench, numbers: list[int], explainer: Explainer, options: Mapping[str, Any]) -> Outcome:
+def prepare(bench: Bench, items: Sequence[ImageItem], options: Mapping[str, Any]) -> Nearby:
+    numbers = [item.number for item in items]
+    images, samples = bench.fetch(numbers), options["samples"]
+    targets = bench.logits(numbers).argmax(1)
+    near = Nearby([bench.ids[n] for n in numbers], numbers, images, targets, bench.seed, samples, None)
+    if samples * images.nbytes > _ROOM.get(images.device.type, _ROOM["cpu"]):
+        return near
+    return replace(near, kept=torch.stack(list(near.drawn())).to(images))
+
+
+def lipschitz(bench: Bench, near: Nearby, explainer: Explainer, options: Mapping[str, Any]) -> Outcome:
     """max over samples of ‖Â(x) − Â(x′)‖₂ / ‖x − x′‖₂, x′ = x + σ·noise, Â the pixel map over its largest magnitude.
 
     Noise is drawn from the seed and the image's name, so all methods meet the same.
     """
-    targets = bench.logits(numbers).argmax(1)
-    raw = bench.maps(explainer, numbers, targets)
-    scores = []
-    for i, (n, start) in enumerate(zip(numbers, unit_maps(raw), strict=True)):
-        x = bench.fetch([n])
-        chance = generator(bench.seed, "lipschitz", bench.ids[n])
-        worst = torch.zeros((), dtype=torch.float64, device=x.device)
-        left = options["samples"]
-        # Drawn one by one, so that the number of samples at once does not matter.
-        while left:
-            count = min(left, explainer.size)
-            left -= count
-            drawn = [
-                torch.randn(x.shape[1:], generator=chance, device="cpu", dtype=torch.float32) for _ in range(count)
-            ]
-            noise = torch.stack(drawn).to(x)
-            near = x + float(options["sigma"]) * noise
-            maps = unit_maps(explainer(near, targets[i].expand(count)))
-            apart = (maps - start).flatten(1).norm(dim=1)
-            step = (near - x).flatten(1).double().norm(dim=1)
-            worst = torch.maximum(worst, ratio(apart, step, 0.0).max())
-        scores.append(worst)
-    return Outcome({"score": torch.stack(scores)}, flags_of(raw))
+    raw = bench.maps(explainer, near.numbers, near.targets)
+    start = unit_maps(raw)
+    found = []
+    for noise, rows in near.parts(explainer.size):
+        x = near.images[rows]
+        moved = x + float(options["sigma"]) * noise
+        apart = (unit_maps(explainer(moved, near.targets[rows])) - start[rows]).flatten(1).norm(dim=1)
+        found.append(ratio(apart, (moved - x).flatten(1).double().norm(dim=1), 0.0))
+    return Outcome({"score": torch.cat(found).view(len(raw), -1).amax(1)}, flags_of(raw))
 
 
 def unit_maps(maps: Tensor) -> Tensor:

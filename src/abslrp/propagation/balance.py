@@ -156,6 +156,8 @@ def half_sum(a: Tensor, b: Tensor, x: Tensor, own: bool) -> Tensor:
     """½ (a |x| + b x), in place of a where that is memory of our ``own``."""
     if not own or not (a.is_contiguous() and b.is_contiguous() and x.is_contiguous()):
         return (a * x.abs()).addcmul_(b, x).mul_(0.5)
+    if kernels.usable(a) and b.dtype == x.dtype == a.dtype:
+        return kernels.halves(a, b, x)
     size = _PIECE * torch.get_num_threads() if a.device.type == "cpu" else max(a.numel(), 1)
     flat = [t.reshape(-1) for t in (a, b, x)]
     for start in range(0, a.numel(), size):

@@ -124,3 +124,48 @@ def run(
     kernels.sums[how.grid](R, *slots, partial, *how.numbers[1:], **how.flags)
     kernels.scaled[how.grid](R, *slots, partial, results[0], results[-1], *how.numbers, **how.rows)
     return results
+
+
+# ---------------------------------------------------------------- parts of rules, each in one kernel
+
+_WIDEST = 8192
+
+
+def gelu_factor(x: Tensor, h: Tensor, eps: float, agreeing: bool) -> Tensor:
+    """½ [|x| f′(|x|) + σ x f′(x)] / (|h| + ε) for f = GELU, σ = 1 unless ``agreeing``."""
+    x, h = x.contiguous(), h.contiguous()
+    out = torch.empty_like(x)
+    _compiled().gelu_factor[(_ceil(x.numel(), _BLOCK),)](x, h, out, x.numel(), eps, AGREE=agreeing, BLOCK=_BLOCK)
+    return out
+
+
+def fits_a_row(x: Tensor) -> bool:
+    """Whether one program can hold a row of the last dimension."""
+    return 0 < x.shape[-1] <= _WIDEST
+
+
+def softmax_factor(x: Tensor, h: Tensor, eps: float, masked: float) -> Tensor:
+    """½ (x h + |x| hₐ) / (h + ε) along the last dimension, hₐ = softmax(|x|), where h is not below ``masked``; see :func:`fits_a_row`."""
+    x, h = x.contiguous(), h.contiguous()
+    width = x.shape[-1]
+    out = torch.empty_like(x)
+    wide = 1 << (width - 1).bit_length()
+    _compiled().softmax_factor[(x.numel() // width,)](x, h, out, width, eps, MASKED=masked, WIDE=wide)
+    return out
+
+
+def chosen(x: Tensor, above: Tensor, below: Tensor) -> Tensor:
+    """x · above where x > 0, x · below elsewhere. Both are of x's shape, or (rows, width) that may be halves of longer rows."""
+    x = x.contiguous()
+    above, below = (t if t.ndim == 2 and t.stride(1) == 1 else t.contiguous() for t in (above, below))
+    width = x.shape[-1] if x.ndim else 1
+    rows = [t.stride(0) if t.ndim == 2 else width for t in (above, below)]
+    out = torch.empty_like(x)
+    _compiled().chosen[(_ceil(x.numel(), _BLOCK),)](x, above, below, out, x.numel(), width, *rows, BLOCK=_BLOCK)
+    return out
+
+
+def halves(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    """½ (a |x| + b x), in place of a."""
+    _compiled().halves[(_ceil(a.numel(), _BLOCK),)](x, a, b, a.numel(), BLOCK=_BLOCK)
+    return a

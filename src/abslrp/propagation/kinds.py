@@ -71,6 +71,16 @@ class LinearMap:
         """Aᵀg; ``x`` tells the shape of the input."""
         return self.transpose(g, x, self._weight(x))
 
+    def adjoints(self, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A⁺ᵀg, and A⁻ᵀg where there is an A⁻; of rows of weights on a GPU as one product, and then as (rows, width)."""
+        w = self._weight(x)
+        if w is not None and self.rows and x.is_cuda and 2 * w.numel() <= _LARGE[False]:
+            both = g.reshape(-1, w.shape[0]) @ torch.cat([_positive(w), _negative(w)], 1)
+            above, below = both.split(w.shape[1], 1)
+            return above, below
+        negative = self.negative()
+        return self.positive().adjoint(g, x), None if negative is None else negative.adjoint(g, x)
+
     def positive(self) -> LinearMap:
         return self if self.weight is None else self._part(_positive)
 
@@ -165,10 +175,11 @@ class Scale:
 
 @dataclass(frozen=True)
 class Smooth:
-    """h = f(x) elementwise; ``derivative`` is f′ where it has a short closed form."""
+    """h = f(x) elementwise; ``derivative`` is f′ where it has a short closed form, ``gelu`` tells that f is the exact GELU."""
 
     function: Callable[[Tensor], Tensor]
     derivative: Callable[[Tensor], Tensor] | None = None
+    gelu: bool = False
     kind: str = "activation"
     keeps: ClassVar[Keeps] = "all"
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from abslrp.propagation import kernels
 from abslrp.propagation.axes import Axis
 from abslrp.propagation.balance import Elementwise, half_sum
 from abslrp.propagation.kernels import Recipe
@@ -193,11 +194,14 @@ def _above_noise(total: Tensor, size: Tensor) -> Tensor:
 
 
 def positive_part(m: LinearMap, x: Tensor, s: Tensor, nonnegative: bool) -> Tensor:
-    r = m.positive().adjoint(s, x)
-    below = None if nonnegative else m.negative()
-    if nonnegative or below is None:
-        return times(m, r, x if nonnegative else x.clamp(min=0))
-    return where_positive(x, r).add_(where_positive(-x, below.adjoint(s, x))).mul_(x)
+    if nonnegative or m.nonnegative:
+        return times(m, m.positive().adjoint(s, x), x if nonnegative else x.clamp(min=0))
+    above, below = m.adjoints(s, x)
+    assert below is not None
+    if kernels.usable(x) and above.dtype == x.dtype:
+        return kernels.chosen(x, above, below)
+    above, below = above.reshape(x.shape), below.reshape(x.shape)
+    return where_positive(x, above).add_(where_positive(-x, below)).mul_(x)
 
 
 def times(m: LinearMap, r: Tensor, x: Tensor) -> Tensor:
@@ -250,6 +254,8 @@ def _smooth(op: Smooth, call: Call, eps: float, agreeing: bool) -> Steps:
     known = call.nonnegative[0]
 
     def factor(x: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+        if op.gelu and kernels.usable(x):
+            return (kernels.gelu_factor(x, h, eps, agreeing),)
         size = x.abs()
         steep = op.slope(size) * size
         own = steep if known else op.slope(x) * x
@@ -298,6 +304,8 @@ def softmax_listing(op: Softmax, call: Call, eps: float) -> Steps:
     last = op.dim in (-1, call.output.ndim - 1)
 
     def factor(x: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+        if last and kernels.usable(x) and kernels.fits_a_row(x):
+            return (kernels.softmax_factor(x, h, eps, MASKED),)
         masked = h < MASKED
         x = x.masked_fill(masked, 0)
         size = x.abs()

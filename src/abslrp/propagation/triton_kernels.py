@@ -166,3 +166,71 @@ def scaled(
         if KIND == 2:
             value = g * r
             tl.store(other + base + offset, value * high + value * low, mask=inside)
+
+
+@triton.jit
+def _cleaned(total, size):
+    """A sum of terms that cancel, with rounding noise and what is no number taken for 0; ``size`` is the terms' absolute sum."""
+    known = (tl.abs(total) - size * 9.5367431640625e-07 > 0) & (tl.abs(total) < float("inf"))
+    return tl.where(known, total, 0.0)
+
+
+@triton.jit
+def gelu_factor(X, H, out, length, eps, AGREE: tl.constexpr, BLOCK: tl.constexpr):
+    """½ [|x| f′(|x|) + σ x f′(x)] / (|h| + ε) for f = GELU, σ = 1 unless AGREE."""
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < length
+    x = tl.load(X + offset, mask=inside, other=0.0)
+    h = tl.load(H + offset, mask=inside, other=0.0)
+    size = tl.abs(x)
+    chance = 0.5 + 0.5 * tl.erf(size * 0.7071067811865476)
+    dense = size * tl.exp(size * size * -0.5) * 0.3989422804014327
+    steep = (chance + dense) * size
+    own = tl.where(x < 0, (1.0 - chance - dense) * x, steep)
+    if AGREE:
+        own = tl.where(h < 0, -own, own)
+    found = _cleaned(steep + own, tl.abs(steep) + tl.abs(own))
+    tl.store(out + offset, 0.5 * found / (tl.abs(h) + eps), mask=inside)
+
+
+@triton.jit
+def softmax_factor(X, H, out, width, eps, MASKED: tl.constexpr, WIDE: tl.constexpr):
+    """½ (x h + |x| hₐ) / (h + ε) of a row, hₐ = softmax(|x|); masked places take no part."""
+    offset = tl.arange(0, WIDE)
+    place = tl.program_id(0).to(tl.int64) * width + offset
+    inside = offset < width
+    h = tl.load(H + place, mask=inside, other=0.0)
+    x = tl.load(X + place, mask=inside, other=0.0)
+    seen = h >= MASKED
+    x = tl.where(seen, x, 0.0)
+    size = tl.abs(x)
+    most = tl.max(size, 0)
+    weight = tl.where(seen, tl.exp(size - most), 0.0)
+    other = weight / tl.sum(weight, 0) * size
+    own = x * h
+    found = 0.5 * _cleaned(own + other, tl.abs(own) + other) / (h + eps)
+    tl.store(out + place, tl.where(seen, found, 0.0), mask=inside)
+
+
+@triton.jit
+def chosen(X, A, B, out, length, width, a_row, b_row, BLOCK: tl.constexpr):
+    """x · a where x > 0, x · b elsewhere; rows of a and b may lie apart."""
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < length
+    x = tl.load(X + offset, mask=inside, other=0.0)
+    row = offset // width
+    column = offset - row * width
+    above = tl.load(A + row * a_row + column, mask=inside & (x > 0), other=0.0)
+    below = tl.load(B + row * b_row + column, mask=inside & (x < 0), other=0.0)
+    tl.store(out + offset, x * (above + below), mask=inside)
+
+
+@triton.jit
+def halves(X, A, B, length, BLOCK: tl.constexpr):
+    """a ← ½ (a |x| + b x)."""
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < length
+    x = tl.load(X + offset, mask=inside, other=0.0)
+    a = tl.load(A + offset, mask=inside, other=0.0)
+    b = tl.load(B + offset, mask=inside, other=0.0)
+    tl.store(A + offset, 0.5 * (a * tl.abs(x) + b * x), mask=inside)

@@ -228,8 +228,9 @@ def _smooth(name: str) -> Row:
         function = next(f for f in forms(name))
         squared = name in ("pow", "__pow__", "float_power") and bool(args) and args[0] == 2
         closed = _SLOPES.get(name) if not args and not kwargs else None
+        gelu = name == "gelu" and not args and kwargs.get("approximate", "none") == "none"
         return Planned(
-            Smooth(lambda x: function(x, *args, **kwargs), closed),
+            Smooth(lambda x: function(x, *args, **kwargs), closed, gelu),
             (input,),
             run,
             follow_unmoved,

@@ -229,6 +229,9 @@ class Separable:
     def adjoint(self, g: Tensor, x: Tensor) -> Tensor:
         return torch.stack([h.to(g).mT @ g @ w.to(g) for h, w in self._terms]).sum(0)
 
+    def adjoints(self, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.positive().adjoint(g, x), self.negative().adjoint(g, x)
+
     def positive(self) -> Separable:
         return Separable(
             [(h.clamp(min=0), w.clamp(min=0)) for h, w in self._terms]
