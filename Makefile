@@ -28,7 +28,7 @@ check: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest --doctest-modules src --ignore=src/abslrp/propagation/triton_kernels.py
+	@$(BIN)/python -m pytest --doctest-modules src --ignore-glob='*/triton_*.py'
 
 docs: $(VENV)/.dev
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

@@ -48,6 +48,7 @@ def configured(shared: Path, name: str, options: argparse.Namespace) -> Any:
         "seed": options.seed,
         "methods": options.methods,
         "metrics": options.metrics,
+        "tf32": options.tf32 or None,
     }
     ((_, values),) = expand({key: value for key, value in given.items() if value is not None})
     return make_config(values)
@@ -72,6 +73,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--methods")
     parser.add_argument("--metrics")
+    parser.add_argument("--tf32", action="store_true", help="products rounded to TF32")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()

@@ -17,7 +17,7 @@ from abslrp.memory import batch_size as fitting
 from abslrp.memory import halving
 from abslrp.metrics.bench import Bench, Boxes, Explainer, Outcome, numbers_only
 from abslrp.progress import shown
-from abslrp.query import check_inputs, check_model, full_precision, make_query, undisturbed, unwrap
+from abslrp.query import check_inputs, check_model, make_query, precision, undisturbed, unwrap
 from abslrp.registry import Method, Metric
 from abslrp.registry import method as find_method
 from abslrp.registry import metric as find_metric
@@ -43,6 +43,7 @@ class Asked:
     how: str | Own
     options: Mapping[str, Any] = field(default_factory=dict)
     size: int = 1
+    tf32: bool = False
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Maps; where the memory does not suffice, half as many at once from then on."""
@@ -51,7 +52,7 @@ class Asked:
             if len(x) < len(inputs):
                 self.size = min(self.size, len(x))
             if not callable(self.how):
-                return explain(self.model, x, t, self.how, **self.options).maps
+                return explain(self.model, x, t, self.how, tf32=self.tf32, **self.options).maps
             maps = self.how(self.model, x, t)
             if not isinstance(maps, Tensor) or maps.shape != x.shape:
                 shape = tuple(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__
@@ -74,6 +75,7 @@ def evaluate(
     batch_size: int | None = None,
     details: bool = False,
     progress: bool = False,
+    tf32: bool = False,
     **options: Any,
 ) -> Scores:
     """Score methods by metrics on a model and images (batch, channel, height, width).
@@ -85,7 +87,8 @@ def evaluate(
 
     All chance comes from the seed and the images' ``ids`` (by default made of their pixels): neither the order of the images,
     nor ``batch_size`` (by default found from the free memory), nor the other methods change a score, and methods are paired.
-    ``details=True`` keeps the maps and mosaics among the parts, for figures. On CUDA products are taken in full precision.
+    ``details=True`` keeps the maps and mosaics among the parts, for figures. On CUDA products are taken in full precision, but with
+    ``tf32=True`` rounded to TF32 on the way: two to four times as fast, to three digits.
 
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3)).eval()
     >>> s = evaluate(net, torch.randn(5, 3, 4, 4), methods=["input-x-gradient", "constant"], metrics=["gae"], T=4)
@@ -108,8 +111,12 @@ def evaluate(
         _boxes(boxes, len(x)),
         details,
     )
+    if not isinstance(tf32, bool):
+        raise AbslrpError(f"tf32={brief(tf32)} must be True or False.")
     asked = choose_methods(methods, model)
-    with undisturbed(x), full_precision():
+    for one in asked:
+        one.tf32 = tf32
+    with undisturbed(x), precision(tf32):
         set_sizes(bench, asked, x, batch_size)
         found: dict[str, dict[str, list[tuple[Piece, Outcome]]]] = {
             m.name: {a.name: [] for a in asked} for m, _ in chosen

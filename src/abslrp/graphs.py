@@ -23,7 +23,7 @@ from abslrp.query import Answer, Query
 from abslrp.registry import Method
 from abslrp.types import AbslrpError, brief, capturing, out_of_memory, said
 
-_MOST = 4
+_MOST, _SHARE = 16, 4  # recordings of a model, and the part of the GPU's memory that they may hold: a fourth
 _TRIES = 2
 _PLAIN = (bool, int, float, str, type(None))
 _NEAR = 1e-2
@@ -40,6 +40,7 @@ class Recording:
     targets: Tensor | None
     answer: Answer
     model: list[Any]
+    size: int
     free: torch.cuda.Event = field(default_factory=torch.cuda.Event)
 
     def replay(self, query: Query) -> Answer:
@@ -79,7 +80,8 @@ def recorded(ask: Ask, tf32: bool, method: Method, query: Query, options: dict[s
             found = None  # its memory goes before the new one needs it
             found = _record(lambda still: ask(method, still, options), query, method.name, state)
         mine[key] = found
-        while len(mine) > _MOST:
+        room = torch.cuda.get_device_properties(query.inputs.device).total_memory // _SHARE
+        while len(mine) > _MOST or (len(mine) > 1 and sum(one.size for one in mine.values()) > room):
             mine.popitem(last=False)
         if query.targets is not None:
             query.aim(found.answer.outputs)  # a class that is not there must not reach the GPU
@@ -129,6 +131,7 @@ def _record(run: Callable[[Query], Answer], query: Query, name: str, state: list
             expected = run(still)
     torch.cuda.current_stream(x.device).wait_stream(side)
     graph = torch.cuda.CUDAGraph()
+    before = torch.cuda.memory_reserved(x.device)
     try:
         with torch.cuda.graph(graph, stream=side), _no_garbage():
             answer = run(still)
@@ -139,7 +142,7 @@ def _record(run: Callable[[Query], Answer], query: Query, name: str, state: list
             f"{name} on {type(query.model).__name__} cannot be recorded as a CUDA graph, which sees no values "
             f"({said(error)}): leave cuda_graph out."
         ) from error
-    found = Recording(graph, x, targets, answer, state)
+    found = Recording(graph, x, targets, answer, state, torch.cuda.memory_reserved(x.device) - before)
     if not _alike(found.replay(still).maps, expected.maps):
         raise AbslrpError(
             f"{name} on {type(query.model).__name__} gave another map when its CUDA graph was replayed, so something in it "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
@@ -339,7 +339,7 @@ def full_precision() -> Iterator[None]:
     with _precise.lock:
         _precise.depth += 1
         if _precise.depth == 1:
-            _precise.back = [_without_tf32_in_convolutions(), _without_tf32_in_products()]
+            _precise.back = [_in_convolutions(False), _in_products(False)]
     try:
         yield
     finally:
@@ -350,20 +350,37 @@ def full_precision() -> Iterator[None]:
                     put_back()
 
 
-def _without_tf32_in_convolutions() -> Callable[[], None]:
+@contextmanager
+def rounded_products() -> Iterator[None]:
+    """Products on CUDA rounded to TF32 on the way, in convolutions and elsewhere: two to four times as fast, to three digits."""
+    back = [_in_convolutions(True), _in_products(True)]
+    try:
+        yield
+    finally:
+        for put_back in back:
+            put_back()
+
+
+def precision(tf32: bool) -> AbstractContextManager[None]:
+    """:func:`rounded_products` or :func:`full_precision`."""
+    return rounded_products() if tf32 else full_precision()
+
+
+def _in_convolutions(tf32: bool) -> Callable[[], None]:
     cudnn: Any = torch.backends.cudnn
     newer = [getattr(cudnn, name) for name in ("conv", "rnn") if hasattr(cudnn, name)]
-    return _ieee(lambda: cudnn.allow_tf32, lambda value: setattr(cudnn, "allow_tf32", value), False, newer)
+    return _set(lambda: cudnn.allow_tf32, lambda value: setattr(cudnn, "allow_tf32", value), tf32, newer, tf32)
 
 
-def _without_tf32_in_products() -> Callable[[], None]:
+def _in_products(tf32: bool) -> Callable[[], None]:
     matmul = torch.backends.cuda.matmul
     newer = [matmul] if hasattr(torch.backends.cudnn, "conv") else []
-    return _ieee(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest", newer)
+    value = "high" if tf32 else "highest"
+    return _set(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, value, newer, tf32)
 
 
-def _ieee(
-    get: Callable[[], Any], set_to: Callable[[Any], object], value: Any, newer: Sequence[Any]
+def _set(
+    get: Callable[[], Any], set_to: Callable[[Any], object], value: Any, newer: Sequence[Any], tf32: bool
 ) -> Callable[[], None]:
     """Set by torch's older names, or by its ``newer`` ones where these were used, which the older do not understand."""
     before = [place.fp32_precision for place in newer]
@@ -374,7 +391,7 @@ def _ieee(
     except RuntimeError:
         put_back = partial(int)
         for place in newer:
-            place.fp32_precision = "ieee"
+            place.fp32_precision = "tf32" if tf32 else "ieee"
 
     def again() -> None:
         put_back()

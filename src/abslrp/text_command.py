@@ -26,6 +26,7 @@ _FOR_IMAGES = [
     "weights",
     "num_classes",
     "random_weights",
+    "tf32",
     "labels",
     "split",
     "preset",

@@ -104,6 +104,7 @@ def test_kernels_of_rules_agree_with_the_rules(agreeing: bool) -> None:
         return rules.Call((x,), (False,), h, None, len(x), h.shape, None)
 
     draw = torch.Generator().manual_seed(0)
+    # What goes in is float32 already, and so is what came out: where outputs are near 0 their own rounding would show.
     x = torch.randn(5, 3, 197, generator=draw) * 3
     x[0, 0, :6] = torch.tensor([0.0, -0.0, 1e30, -1e30, 1e-30, -40.0])
     R = torch.randn(5, 3, 197, generator=draw)
@@ -119,9 +120,10 @@ def test_kernels_of_rules_agree_with_the_rules(agreeing: bool) -> None:
             rules.softmax_listing,
         ),
     ):
+        h = apply(x.double()).float()
         found = [
-            rule(op, call(v, apply(v)), 1e-6)[0].pull(r)[0].cpu().double()
-            for v, r in ((x.double(), R.double()), (x.cuda(), R.cuda()))
+            rule(op, call(v, out), 1e-6)[0].pull(r)[0].cpu().double()
+            for v, out, r in ((x.double(), h.double(), R.double()), (x.cuda(), h.cuda(), R.cuda()))
         ]
         torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
     w, s = torch.randn(40, 197, generator=draw), torch.randn(5, 3, 40, generator=draw)
@@ -136,6 +138,18 @@ def test_kernels_of_rules_agree_with_the_rules(agreeing: bool) -> None:
             exact = rules.positive_part(maps[0], v.double(), g.double(), False)
             fast = rules.positive_part(maps[1], v.cuda(), g.cuda(), False)
             torch.testing.assert_close(fast.cpu().double(), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_pixels_are_filled_in_as_on_the_cpu() -> None:
+    from abslrp.inputs.imputation import impute
+
+    draw = torch.Generator().manual_seed(0)
+    for shape in ((45, 38), (64, 64), (1, 9), (7, 1)):
+        images = torch.randn(5, 3, *shape, generator=draw)
+        removed = torch.rand(5, *shape, generator=draw) < torch.tensor([0.1, 0.4, 0.7, 0.95, 0.0])[:, None, None]
+        removed[:, 0, 0] = False
+        there = impute(images.cuda(), removed.cuda()).cpu()
+        torch.testing.assert_close(there, impute(images, removed), rtol=0, atol=2e-5)
 
 
 def test_memory_is_shared_out_on_the_gpu() -> None:
@@ -216,7 +230,9 @@ def test_replay_sees_other_weights_shapes_and_settings() -> None:
     for options in ({"conserve": "joint"}, {"start": "target"}, {"batch_size": 2}):
         agree(x, **options)
     agree(x[:1])
-    assert len(graphs._recordings[model]) <= 4
+    for batch in range(1, 21):
+        agree(x[:1].repeat(batch, 1, 1, 1))
+    assert len(graphs._recordings[model]) <= graphs._MOST
     graphs.forget(model)
     assert model not in graphs._recordings
 
@@ -294,4 +310,4 @@ def test_real_networks_have_the_maps_of_the_cpu(name: str, method: str, shared: 
         f"{apart(there, exact):.1e}"
     )
     assert apart(exact_there, exact) < 1e-5
-    assert apart(there, exact) < max(1e-3, 4 * apart(here.maps, exact))
+    assert apart(there, exact) < max(1e-2, 2 * apart(here.maps, exact))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import abslrp
-from abslrp.query import full_precision
+from abslrp.query import full_precision, precision
 
 
 def test_full_precision_is_put_back() -> None:
@@ -29,7 +29,7 @@ def test_settings_by_torchs_newer_names_are_put_back(place: tuple[str, str]) -> 
     name, value = place
     code = f"""
 import torch
-from abslrp.query import full_precision
+from abslrp.query import full_precision, precision
 places = [torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul]
 torch.backends.{name}.fp32_precision = {value!r}
 before = [p.fp32_precision for p in places]
@@ -71,3 +71,34 @@ def test_methods_run_in_full_precision_inside_evaluate() -> None:
 
     abslrp.evaluate(model, torch.randn(4, 1, 4, 4), {"mine": method}, "gae", T=2)
     assert seen and not any(seen)
+
+
+def test_tf32_is_allowed_where_asked_and_put_back() -> None:
+    seen = []
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2)).eval()
+    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+
+    def method(model: object, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.append((torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()))
+        return x
+
+    abslrp.evaluate(model, torch.randn(4, 1, 4, 4), {"mine": method}, "gae", T=2, tf32=True)
+    assert seen and set(seen) == {(True, "high")}
+    with precision(False):
+        assert not torch.backends.cudnn.allow_tf32
+    assert (torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()) == before
+    with pytest.raises(abslrp.AbslrpError, match="tf32='yes' must be True or False"):
+        abslrp.evaluate(model, torch.randn(4, 1, 4, 4), "constant", tf32="yes")  # type: ignore[arg-type]
+
+
+def test_tf32_belongs_to_a_run() -> None:
+    from abslrp.experiments.config import Config, make_config
+    from abslrp.experiments.repeat import repeat_command
+
+    plain, rounded = make_config({"methods": "abslrp"}), make_config({"methods": "abslrp", "tf32": True})
+    assert "tf32" not in plain.to_dict() and plain.hash != rounded.hash
+    for config in (plain, rounded):
+        assert Config.from_dict(config.to_dict()) == config
+    assert "--tf32" in str(repeat_command(rounded, "runs/run")) and "--tf32" not in str(
+        repeat_command(plain, "runs/run")
+    )

@@ -28,7 +28,7 @@ _TEXTS = ("model", "weights", "data", "labels", "split", "preset", "architecture
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys((*_TEXTS, "out", "device", "engine", "address"), ((str,), "text")),
     **dict.fromkeys(("num_classes", "images", "seed", "workers"), ((int,), "a whole number")),
-    "random_weights": ((bool,), "true or false"),
+    **dict.fromkeys(("random_weights", "tf32"), ((bool,), "true or false")),
     "batch": ((int, str), "auto or a whole number"),
     "gpus": ((int, float), "a number"),
 }
@@ -78,6 +78,7 @@ class Config:
     preset: str | None = None
     architecture: str | None = None
     optional: tuple[str, ...] = ()
+    tf32: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("images", 1), ("seed", 0), ("num_classes", 1)):
@@ -90,6 +91,8 @@ class Config:
         plain = {one.name: getattr(self, one.name) for one in fields(self)}
         for kind in ("methods", "metrics"):
             plain[kind] = [{"label": v.label, "name": v.name, "options": dict(v.options)} for v in getattr(self, kind)]
+        if not self.tf32:
+            del plain["tf32"]  # runs that were begun before there was a choice are the same runs
         return {**plain, "optional": list(self.optional)}
 
     @classmethod

@@ -14,7 +14,7 @@ from abslrp.experiments.presets import expand
 from abslrp.types import AbslrpError
 
 _MODEL = ("preset", "architecture", "model", "weights", "num_classes", "random_weights")
-_PLAIN = (*_MODEL, "data", "labels", "split", "images", "seed")
+_PLAIN = (*_MODEL, "data", "labels", "split", "images", "seed", "tf32")
 
 
 def repeat_command(config: Config, out: str, device: str = "cpu") -> str | None:

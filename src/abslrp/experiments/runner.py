@@ -78,6 +78,8 @@ def run(
     loaded = loaded or load(config, chosen.driver_device(device))
     dataset = sampled(config, loaded)
     metrics, notes = _usable_metrics(config, dataset, loaded)
+    if config.tf32 and device.startswith("cuda"):
+        notes.append("Products were rounded to TF32.")
     store = Store.open(folder, create=True)
     try:
         facts = store.facts()
@@ -132,7 +134,7 @@ def make_setup(
 ) -> Setup:
     """What workers need to know."""
     labels, boxes = known_of(dataset, loaded)
-    return Setup(loaded, dataset, config.methods, metrics, config.seed, device, labels, boxes)
+    return Setup(loaded, dataset, config.methods, metrics, config.seed, device, labels, boxes, config.tf32)
 
 
 def known_of(dataset: Dataset, loaded: LoadedModel) -> tuple[list[frozenset[int]] | None, list[Boxes] | None]:

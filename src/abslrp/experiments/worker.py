@@ -22,7 +22,7 @@ from abslrp.experiments.store import Row
 from abslrp.inputs.datasets import Dataset
 from abslrp.inputs.models import LoadedModel
 from abslrp.metrics.bench import Bench, Boxes, Explainer, Outcome, numbers_only
-from abslrp.query import full_precision, make_query, undisturbed, unwrap
+from abslrp.query import make_query, precision, undisturbed, unwrap
 from abslrp.registry import Metric
 from abslrp.registry import metric as find_metric
 from abslrp.types import AbslrpError
@@ -51,6 +51,7 @@ class Setup:
     device: str = "cpu"
     labels: list[frozenset[int]] | None = None
     boxes: list[Boxes] | None = None
+    tf32: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,8 @@ class Worker:
         chosen = choose_methods(
             {one.label: (one.name, one.settings()) for one in setup.methods}, self.bench.query.model
         )
-        self.asked = {one.name: Fitted(one.name, one.model, one.how, one.options) for one in chosen}
+        self.asked = {one.name: Fitted(one.name, one.model, one.how, one.options, tf32=setup.tf32) for one in chosen}
+        self._tf32 = setup.tf32
         self._unfit: dict[str, str] = {}
         self._chunk = -1
         self._prepared = _NOTHING
@@ -182,7 +184,7 @@ class Worker:
     def probe(self, batch: int | None = None) -> Probe:
         """Try every method on one image, and find how many inputs fit the memory."""
         image = self.bench.fetch([0])
-        with undisturbed(image):
+        with undisturbed(image), precision(self._tf32):
             target = self.bench.query.forward(image).detach().argmax(1)
             for name, one in self.asked.items():
                 try:
@@ -205,7 +207,7 @@ class Worker:
         if job.method in self._unfit:
             return Scored(job, unfit=self._unfit[job.method])
         metric, options = self.metrics[job.metric]
-        with undisturbed(self.bench.query.inputs), full_precision():
+        with undisturbed(self.bench.query.inputs), precision(self._tf32):
             prepared = self._prepare(job, metric, options)
             try:
                 outcome = numbers_only(metric.score(self.bench, prepared, self.asked[job.method], options))

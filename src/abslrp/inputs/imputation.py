@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ _DIRECT, _DIAGONAL = 1 / 6, 1 / 12
 _LOOK_EVERY = 4
 _TINY = torch.finfo(torch.float64).tiny
 _DAMPED, _FARTHER = 0.8, 1.5
+_BLOCK = 512
 
 
 def impute(images: Tensor, removed: Tensor, *, tolerance: float = 1e-7, most: int = 1000) -> Tensor:
@@ -70,12 +73,23 @@ class _Grid:
 
     def times(self, v: Tensor) -> Tensor:
         """(A v)_i = a_i v_i − Σ_j a_ij v_j."""
+        kernels = _kernels(v)
+        if kernels is not None:
+            return self.launch(kernels.times, torch.empty_like(v), v, v.shape[1])
         found = self.own * v
         for tie, (here, there) in zip(self.ties, _ENDS, strict=True):
             if tie[here].numel():
                 found[here].addcmul_(tie[here], v[there], value=-1)
                 found[there].addcmul_(tie[here], v[here], value=-1)
         return found
+
+    def launch(self, kernel: Any, out: Tensor, v: Tensor, *others: Any) -> Tensor:
+        """A kernel on the values and these ties, another tensor if it takes one, the output, its size and further numbers."""
+        tensors = [one for one in others if isinstance(one, Tensor)]
+        numbers = [one for one in others if not isinstance(one, Tensor)]
+        grid = (-(-out.numel() // _BLOCK),)
+        kernel[grid](v, self.own, *self.ties, *tensors, out, out.numel(), *v.shape[-2:], *numbers, BLOCK=_BLOCK)
+        return out
 
     def to(self, dtype: torch.dtype) -> _Grid:
         right, below, falling, rising = (tie.to(dtype) for tie in self.ties)
@@ -151,12 +165,35 @@ class _Cycle:
         grid, step = self._grids[level], self._steps[level]
         if level == len(self._grids) - 1:
             return step * wanted
+        kernels = _kernels(wanted)
+        if kernels is not None:
+            blocks = (-(-wanted.shape[-2] // 2), -(-wanted.shape[-1] // 2))
+            many = wanted.shape[1]
+            far = grid.launch(
+                kernels.left, wanted.new_empty(*wanted.shape[:2], *blocks), wanted, *blocks, many, _DAMPED
+            )
+            far = self._guess(level + 1, far)
+            return grid.launch(kernels.back, torch.empty_like(wanted), wanted, far, *blocks, many, _DAMPED, _FARTHER)
         found = (step * wanted).mul_(_DAMPED)
         left = _quarters(wanted - grid.times(found))
         far = self._guess(level + 1, sum(left[1:], left[0]))
         for quarter, own in zip(_quarters(found, padded=False), _fitting(far, found.shape), strict=True):
             quarter.add_(own, alpha=_FARTHER)
         return found.addcmul_(step, wanted - grid.times(found), value=_DAMPED)
+
+
+@cache
+def _compiled() -> Any:
+    """The same in kernels, or None where there is no Triton."""
+    try:
+        from abslrp.inputs import triton_stencils
+    except (ImportError, RuntimeError):
+        return None
+    return triton_stencils
+
+
+def _kernels(v: Tensor) -> Any:
+    return _compiled() if v.is_cuda else None
 
 
 def _quarters(values: Tensor, padded: bool = True) -> list[Tensor]:

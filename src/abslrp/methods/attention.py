@@ -83,7 +83,7 @@ def tibav_matrix(query: Query) -> Answer:
     hot = target(outputs, targets)
     gradients = torch.autograd.grad(outputs, engine.attentions, hot.to(outputs.dtype))
     ruled, again = _attend(query, "tibav")
-    relevances = [ruled.relevance(again, matrix, hot) for matrix in ruled.attentions]
+    relevances = ruled.relevances(again, ruled.attentions, hot)
     blocks = []
     for g, r in zip(_matrices(list(gradients), batch), _matrices(relevances, batch), strict=True):
         identity = torch.eye(g.shape[-1], device=g.device, dtype=g.dtype)

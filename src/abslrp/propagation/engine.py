@@ -7,7 +7,7 @@ functions made of others, or an error: nothing falls through in silence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -137,16 +137,21 @@ class Propagation(TorchFunctionMode):
                         f"{name}={brief(value)} is no dense tensor: pass what went into the model and what it gave."
                     )
             starts = passes(self._start if start is None else start, outputs, targets)
-            maps = [self._pull(outputs, x, s, retain or n + 1 < len(starts)) for n, s in enumerate(starts)]
+            maps = [self._pull(outputs, (x,), s, retain or n + 1 < len(starts))[0] for n, s in enumerate(starts)]
             if len(maps) == 1:
                 return maps[0]
             first, second = (m / _norms(m).clamp(min=torch.finfo(m.dtype).tiny) for m in maps)
             return first - second
 
-    def _pull(self, outputs: Tensor, x: Tensor, start: Tensor, retain: bool) -> Tensor:
+    def relevances(self, outputs: Tensor, tensors: Sequence[Tensor], start: Tensor) -> list[Tensor]:
+        """The relevances of several tensors in one pass."""
+        with torch._C.DisableTorchFunction():
+            return self._pull(outputs, tuple(tensors), start, True)
+
+    def _pull(self, outputs: Tensor, tensors: tuple[Tensor, ...], start: Tensor, retain: bool) -> list[Tensor]:
         # Float16 holds little: a map of 10⁵ elements underflows, and rules without conservation overflow. The rules are linear
         # in R, so a power of two in and out is exact; where the first is too much the next is tried.
-        scales = _HALF_SCALES if torch.float16 in (outputs.dtype, x.dtype) else (1.0,)
+        scales = _HALF_SCALES if torch.float16 in (outputs.dtype, tensors[0].dtype) else (1.0,)
         if outputs.is_cuda and torch.cuda.is_current_stream_capturing():
             scales = scales[:1]  # values cannot be looked at
         lent = [t for t in self._lent if t.is_leaf and not t.requires_grad]
@@ -154,14 +159,14 @@ class Propagation(TorchFunctionMode):
             for t in lent:
                 t.requires_grad_()
             # A view of a frozen weight asks for a gradient, too, but has no graph.
-            if outputs.grad_fn is None or not x.requires_grad:
+            if outputs.grad_fn is None or not all(x.requires_grad for x in tensors):
                 raise AbslrpError(self._unreached("the outputs do not depend on x under the engine"))
             self._state(outputs).loosen()
             if self._head is not self._rules:
                 mark_head(outputs)
             for scale in scales:
-                r = self._pass(outputs, x, start * scale, retain or scale != scales[-1])
-                if scale == scales[-1] or bool(r.isfinite().all()):
+                found = self._pass(outputs, tensors, start * scale, retain or scale != scales[-1])
+                if scale == scales[-1] or all(bool(r.isfinite().all()) for r in found):
                     break
         except Exception as error:
             if isinstance(error, AbslrpError) or out_of_memory(error):
@@ -170,19 +175,20 @@ class Propagation(TorchFunctionMode):
         finally:
             for t in lent:
                 t.requires_grad_(False)
-        return (r if r.dtype == torch.float64 else r.float()) / scale
+        return [(r if r.dtype == torch.float64 else r.float()) / scale for r in found]
 
-    def _pass(self, outputs: Tensor, x: Tensor, start: Tensor, retain: bool) -> Tensor:
+    def _pass(self, outputs: Tensor, tensors: tuple[Tensor, ...], start: Tensor, retain: bool) -> tuple[Tensor, ...]:
         self.last_pass = not retain
         if self._meter is not None:
             self._meter.begin(start)
-        with _as_written(x.device.type):
-            (r,) = torch.autograd.grad(outputs, x, start.to(outputs.dtype), retain_graph=retain, allow_unused=True)
-        if r is None:
+        with _as_written(outputs.device.type):
+            given = start.to(outputs.dtype)
+            found = torch.autograd.grad(outputs, tensors, given, retain_graph=retain, allow_unused=True)
+        if any(r is None for r in found):
             raise AbslrpError(self._unreached("no relevance reached x, on which the outputs do not depend"))
         if self._meter is not None:
-            self._meter.end(r)
-        return r
+            self._meter.end(found[0])
+        return found
 
     def _unreached(self, what: str) -> str:
         stopped = f"; relevance stops at {', '.join(sorted(self._stopped))}" if self._stopped else ""
