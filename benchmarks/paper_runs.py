@@ -54,12 +54,15 @@ def configured(shared: Path, name: str, options: argparse.Namespace) -> Any:
     return make_config(values)
 
 
-def tabulate(store: Any, out: Path) -> None:
-    """The tables, where what they need is installed; the same command makes them later elsewhere, from the finished run."""
+def told(store: Any, out: Path, model: LoadedModel) -> None:
+    """The tables and the report, where what they need is installed; the same command makes them later elsewhere, from the finished run."""
     try:
         from abslrp.commands import table_of, write_tables
+        from abslrp.report_command import write_run_report
 
         write_tables(table_of(store), out)
+        device = "cuda" if next(model.model.parameters()).is_cuda else "cpu"
+        print(write_run_report(out, loaded=model, device=device, tell=print))
     except ImportError as error:
         print(f"no tables here ({error}): run the same command where they can be made; all scores are in {store.path}")
 
@@ -78,13 +81,13 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     begun = time.perf_counter()
-    told = begun
+    last = begun
 
     def step(now: Step) -> None:
-        nonlocal told
+        nonlocal last
         passed = time.perf_counter()
-        if passed - told > 10:
-            told = passed
+        if passed - last > 10:
+            last = passed
             print(f"{now.stage} {now.done} of {now.total} {now.metric} {now.method} {passed - begun:.0f} s", flush=True)
         if passed - begun > options.seconds:
             raise Enough
@@ -94,7 +97,7 @@ def main() -> None:
         config = configured(options.shared, options.network, options)
         store = run(config, options.out, options.device, progress=step, loaded=model, tell=print)
         print(f"finished in {time.perf_counter() - begun:.0f} s")
-        tabulate(store, options.out)
+        told(store, options.out, model)
     except Enough:
         print(f"stopped after {options.seconds:.0f} s; the same command goes on")
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from abslrp.experiments.findings import Findings
     from abslrp.experiments.pictures import Pictures
+    from abslrp.inputs.models import LoadedModel
 
 
 def report(
@@ -47,12 +48,14 @@ def write_run_report(
     data: str | None = None,
     weights: str | None = None,
     device: str = "cpu",
+    loaded: LoadedModel | None = None,
     told: Callable[[str], None] = lambda what: None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Path:
     """Write the report of a run and return its path; ``told`` hears what is being done, ``tell`` what went wrong.
 
-    A model or images that cannot be loaded cost the pictures, and the report says why.
+    ``loaded`` is the model of a run that was given one of one's own. A model or images that cannot be loaded cost the
+    pictures, and the report says why.
     """
     from abslrp.experiments.findings import read_findings
     from abslrp.experiments.store import Store
@@ -68,7 +71,7 @@ def write_run_report(
     check_writable(page_file.parent)
     made, why = None, "They were not asked for."
     if pictures:
-        made, why = _pictures(findings, data, weights, device, told)
+        made, why = _pictures(findings, data, weights, device, loaded, told)
         if why:
             tell(f"without pictures: {why}")
     told("writing")
@@ -77,14 +80,19 @@ def write_run_report(
 
 
 def _pictures(
-    findings: Findings, data: str | None, weights: str | None, device: str, told: Callable[[str], None]
+    findings: Findings,
+    data: str | None,
+    weights: str | None,
+    device: str,
+    loaded: LoadedModel | None,
+    told: Callable[[str], None],
 ) -> tuple[Pictures | None, str]:
     """The pictures, or none and the reason."""
     from abslrp.experiments.pictures import make_pictures
     from abslrp.types import AbslrpError
 
     try:
-        return make_pictures(findings, device=device, data=data, weights=weights, told=told), ""
+        return make_pictures(findings, device=device, data=data, weights=weights, loaded=loaded, told=told), ""
     except AbslrpError as error:
         return None, " ".join(str(error).split())
     except Exception as error:  # Models fail in more ways than can be listed, and the numbers are worth having without.
