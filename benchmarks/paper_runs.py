@@ -17,6 +17,7 @@ from tests.networks import TRANSFORMS, shared_network
 from abslrp.experiments.config import make_config
 from abslrp.experiments.presets import expand
 from abslrp.experiments.runner import Step, run
+from abslrp.inputs.datasets import open_dataset
 from abslrp.inputs.models import LoadedModel
 
 KINDS = {"resnet50": "resnet", "vit-tiny": "vit", "vgg16": "vgg"}
@@ -32,8 +33,8 @@ class Enough(Exception):
 
 
 def loaded(shared: Path, name: str, device: str) -> LoadedModel:
-    """The network; the names of ImageNet's classes are in the data's classes.csv."""
-    names = IMAGENETTE if name == "vgg16" else None
+    """The network with the names of its classes; those of ImageNet's are in the data's classes.csv."""
+    names = IMAGENETTE if name == "vgg16" else open_dataset(shared / "data" / "imagenet-val").class_names
     return LoadedModel(shared_network(shared, name).to(device), TRANSFORMS[name], names, name)
 
 
