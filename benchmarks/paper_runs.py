@@ -1,7 +1,7 @@
 """``python -m benchmarks.paper_runs NETWORK OUT``: the paper's comparison on a network and images of ../shared.
 
 The same as ``abslrp evaluate --preset paper``, but for networks that no library builds as they are stored. A run that was stopped
-goes on where it was; ``--seconds`` stops it by itself.
+goes on where it was; ``--seconds`` stops it by itself. ``--page docs/results.md`` puts the table into a page.
 """
 
 from __future__ import annotations
@@ -55,13 +55,16 @@ def configured(shared: Path, name: str, options: argparse.Namespace) -> Any:
     return make_config(values)
 
 
-def told(store: Any, out: Path, model: LoadedModel) -> None:
-    """The tables and the report, where what they need is installed; the same command makes them later elsewhere, from the finished run."""
+def told(store: Any, out: Path, model: LoadedModel, page: Path | None) -> None:
+    """The tables and the report, and the table in a page, where what they need is installed; the same command makes them later elsewhere, from the finished run."""
     try:
         from abslrp.commands import table_of, write_tables
         from abslrp.report_command import write_run_report
+        from benchmarks.results import put
 
         write_tables(table_of(store), out)
+        if page is not None:
+            put(page, f"paper-{model.name}", (out / "table.md").read_text().strip())
         device = "cuda" if next(model.model.parameters()).is_cuda else "cpu"
         print(write_run_report(out, loaded=model, device=device, tell=print))
     except ImportError as error:
@@ -79,6 +82,7 @@ def main() -> None:
     parser.add_argument("--metrics")
     parser.add_argument("--tf32", action="store_true", help="products rounded to TF32")
     parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--page", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     begun = time.perf_counter()
@@ -98,7 +102,7 @@ def main() -> None:
         config = configured(options.shared, options.network, options)
         store = run(config, options.out, options.device, progress=step, loaded=model, tell=print)
         print(f"finished in {time.perf_counter() - begun:.0f} s")
-        told(store, options.out, model)
+        told(store, options.out, model, options.page)
     except Enough:
         print(f"stopped after {options.seconds:.0f} s; the same command goes on")
 
