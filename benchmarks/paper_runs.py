@@ -56,7 +56,10 @@ def configured(shared: Path, name: str, options: argparse.Namespace) -> Any:
 
 
 def told(store: Any, out: Path, model: LoadedModel, page: Path | None) -> None:
-    """The tables and the report, and the table in a page, where what they need is installed; the same command makes them later elsewhere, from the finished run."""
+    """The tables and the report, and the table in a page, where what they need is installed.
+
+    The same command makes them later elsewhere, from the finished run.
+    """
     try:
         from abslrp.commands import table_of, write_tables
         from abslrp.report_command import write_run_report
