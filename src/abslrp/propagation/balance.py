@@ -28,7 +28,7 @@ Local = Callable[..., Tensor]
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Elementwise:
     """What a step does at each element of its output.
 

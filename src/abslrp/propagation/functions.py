@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +18,7 @@ from abslrp.propagation.kinds import Kind, Norm
 from abslrp.propagation.rules import Call, Steps, Transport
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Planned:
     """An operation as the table of operations describes it, before it runs.
 
@@ -55,7 +56,7 @@ class Kept:
         self.tensors: list[Tensor] = list(tensors)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Remade:
     """A norm's output, which is cheap to make again, instead of kept."""
 
@@ -77,7 +78,13 @@ class Keeper:
         kept = Kept([t.detach() for t in tensors])
         reference = weakref.ref(kept)
         for tensor in kept.tensors:
-            self._by_storage.setdefault(_storage(tensor), []).append(reference)
+            if tensor.is_meta:
+                continue
+            place, known = _storage(tensor), self._by_storage
+            if place in known:
+                known[place].append(reference)
+            else:
+                known[place] = [reference]
         return kept
 
     def about_to_write(self, target: Tensor) -> None:
@@ -114,7 +121,7 @@ class Relevance(torch.autograd.Function):
         ctx.host, ctx.kind, ctx.meta = weakref.proxy(host), planned.kind, meta
         meta["shape"], keeps = output.shape, meta["keeps"]
         shown = [
-            _outline(x) if keeps == "nothing" or again is not None else x
+            _outline(x.shape, x.dtype) if keeps == "nothing" or again is not None else x
             for x, again in zip(inputs, meta["remade"], strict=True)
         ]
         meta["kept"] = ctx.kept = keeper.keep([*shown, output] if keeps == "all" else shown)
@@ -177,9 +184,11 @@ def _metered(step: Transport, handed: list[Tensor]) -> Transport:
     return Transport(pull, step.columns)
 
 
-def _outline(x: Tensor) -> Tensor:
-    """A tensor of the same shape without memory."""
-    return torch.empty((), dtype=x.dtype, device="meta").expand(x.shape)
+@lru_cache(maxsize=1024)
+def _outline(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """A tensor of this shape without memory."""
+    with torch.inference_mode(False):
+        return torch.empty((), dtype=dtype, device="meta").expand(shape)
 
 
 def _wide(tensor: Tensor) -> Tensor:

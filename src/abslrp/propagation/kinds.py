@@ -41,7 +41,7 @@ def _absolute(w: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.abs(w, out=out)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class LinearMap:
     """x ↦ A(x), linear, with the adjoint g ↦ Aᵀg.
 
@@ -131,7 +131,7 @@ def _streamed(whole: LinearMap, weight: Tensor, part: Part) -> LinearMap:
     return LinearMap(apply, transpose, weight, True)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Linear:
     """h = Σ-of-products in each input, plus a constant bias: convolutions, products, pooling, sums over dimensions.
 
@@ -146,7 +146,7 @@ class Linear:
     keeps: ClassVar[Keeps] = "all"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Sum:
     """h = Σ_k coefficient_k · x_k + constants, with broadcasting."""
 
@@ -159,12 +159,16 @@ class Sum:
     def keeps(self) -> Keeps:
         return "inputs" if self.complete else "all"
 
+    def parts(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The summands that take relevance."""
+        return [x if c == 1 else x * c for x, c in zip(inputs, self.coefficients, strict=True)]
+
     def value(self, inputs: Sequence[Tensor]) -> Tensor:
-        a, b = (x if c == 1 else x * c for x, c in zip(inputs, self.coefficients, strict=True))
+        a, b = self.parts(inputs)
         return a + b
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Scale:
     """h = x · constant, elementwise with broadcasting."""
 
@@ -173,7 +177,7 @@ class Scale:
     keeps: ClassVar[Keeps] = "nothing"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Smooth:
     """h = f(x) elementwise; ``derivative`` is f′ where it has a short closed form, ``gelu`` tells that f is the exact GELU."""
 
@@ -189,7 +193,7 @@ class Smooth:
         return vector_jacobian(self.function, x, torch.ones((), dtype=x.dtype, device=x.device).expand(x.shape))
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Gate:
     """h = x where the unit is active and something fixed or damped elsewhere: the ReLU family, clamping.
 
@@ -205,7 +209,7 @@ class Gate:
     keeps: ClassVar[Keeps] = "all"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Softmax:
     """h = exp(x − m) / S along a dimension."""
 
@@ -214,7 +218,7 @@ class Softmax:
     keeps: ClassVar[Keeps] = "all"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Shift:
     """h = x − c with the same c for all classes of a sample, as log_softmax's logarithm of the sum."""
 
@@ -222,7 +226,7 @@ class Shift:
     keeps: ClassVar[Keeps] = "nothing"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Norm:
     """h = (x − μ)/σ · w + b with μ and σ constants, σ² = variance + ε; μ None for norms that do not centre.
 
@@ -242,15 +246,15 @@ class Norm:
         mean, variance = self.moments(x)
         return mean, (variance + self.eps).sqrt()
 
-    def value(self, inputs: Sequence[Tensor]) -> Tensor:
+    def value(self, inputs: Sequence[Tensor], statistics: tuple[Tensor | None, Tensor] | None = None) -> Tensor:
         (x,) = inputs
-        mean, std = self.statistics(x)
+        mean, std = statistics or self.statistics(x)
         h = (x if mean is None else x - mean) / std
         h = h if self.weight is None else h * self.weight.to(x.dtype)
         return h if self.bias is None else h + self.bias.to(x.dtype)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Maximum:
     """h = the largest of a window; ``winners`` sends values back to where the maxima came from."""
 

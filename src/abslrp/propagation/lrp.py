@@ -24,6 +24,7 @@ from abslrp.propagation.rules import (
     identity,
     positive_part,
     signs,
+    times,
     without_bias,
 )
 
@@ -33,7 +34,7 @@ _LEAST = 1e-30  # sums below this are made of numbers too small to be precise, a
 def stabilised(h: Tensor, eps: float, call: Call | None = None) -> Tensor:
     """h + ε sign(h) with sign(0) = +1; with a ``call`` ε is a share of the root mean square of h over each sample."""
     if call is None:
-        return h + eps * signs(h)
+        return h + signs(h, eps)
     if call.batch > 1 and call.axis is None:
         raise BatchLost("relative=True needs to tell the samples of a batch apart: pass one sample at a time.")
     squares = sample_sums(h.double().square(), call.axis, call.batch) * (call.batch / h.numel())
@@ -74,10 +75,15 @@ def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
 def linear_epsilon(op: Linear, call: Call, eps: float, relative: bool = False) -> Steps:
     """r_i = Σ_j z_ij / (h_j + ε sign h_j) · R_j, the bias in the denominator."""
     pairs, h = _each(op, call), call.output
-    size = stabilised(len(pairs) * h, eps, call if relative else None)
+    size = stabilised(h if len(pairs) == 1 else len(pairs) * h, eps, call if relative else None)
+
+    def pull(R: Tensor) -> tuple[Tensor, ...]:
+        s = R / size
+        return tuple(times(m, m.adjoint(s, x), x) for m, x, _ in pairs)
+
     return [
         Transport(
-            lambda R: tuple(m.adjoint(R / size, x) * x for m, x, _ in pairs),
+            pull,
             lambda: (len(pairs) * without_bias(op, h) / size).abs(),
         )
     ]
@@ -86,7 +92,7 @@ def linear_epsilon(op: Linear, call: Call, eps: float, relative: bool = False) -
 def sum_epsilon(op: Sum, call: Call, eps: float, relative: bool = False) -> Steps:
     """r_a = a / (h + ε sign h) · R for each summand a."""
     size = stabilised(call.output, eps, call if relative else None)
-    return _parts([x * c / size for x, c in zip(call.inputs, op.coefficients, strict=True)], call)
+    return _parts([part / size for part in op.parts(call.inputs)], call)
 
 
 def _parts(factors: list[Tensor], call: Call) -> Steps:
@@ -96,18 +102,25 @@ def _parts(factors: list[Tensor], call: Call) -> Steps:
     return [Transport(pull, lambda: sum((f.abs() for f in factors[1:]), factors[0].abs()))]
 
 
+def _gain(op: Norm, std: Tensor) -> Tensor:
+    """g = w/σ."""
+    return 1 / std if op.weight is None else op.weight.to(std.dtype) / std
+
+
 def _one_step(op: Norm, x: Tensor) -> tuple[Tensor, Tensor]:
     """A norm as one affine step: x · g with g = w/σ, and what is added to it."""
     mean, std = op.statistics(x)
-    gain = 1 / std if op.weight is None else op.weight.to(x.dtype) / std
+    gain = _gain(op, std)
     added = torch.zeros_like(x) if mean is None else -mean * gain
     return x * gain, added if op.bias is None else added + op.bias.to(x.dtype)
 
 
 def norm_epsilon(op: Norm, call: Call, eps: float, relative: bool = False) -> Steps:
     """The ε rule for x · w/σ + (b − μ w/σ), statistics constant."""
-    part, _ = _one_step(op, call.inputs[0])
-    return [diagonal(part / stabilised(call.output, eps, call if relative else None), call.inputs[0])]
+    x = call.inputs[0]
+    statistics = op.statistics(x)
+    h = op.value(call.inputs, statistics)
+    return [diagonal((x * _gain(op, statistics[1])).div_(stabilised(h, eps, call if relative else None)), x)]
 
 
 # ---------------------------------------------------------------- LRP-αβ (Bach et al. 2015)
@@ -126,22 +139,31 @@ def linear_alphabeta(op: Linear, call: Call, eps: float, alpha: float, beta: flo
     def pull(R: Tensor) -> tuple[Tensor, ...]:
         maps = []
         for m, x, nonnegative in pairs:
-            r = positive_part(m, x, R * (alpha * share) / up, nonnegative)
-            maps.append(r - _negative_part(m, x, R * (beta * share) / down, nonnegative) if beta else r)
+            r = positive_part(m, x, _part(R, alpha * share) / up, nonnegative)
+            maps.append(r - _negative_part(m, x, _part(R, beta * share) / down, nonnegative) if beta else r)
         return tuple(maps)
 
     return [Transport(pull, lambda: alpha * above / up + beta * below / down)]
 
 
+def _part(R: Tensor, share: float) -> Tensor:
+    return R if share == 1 else R * share
+
+
 def _alphabeta(parts: Sequence[Tensor], rest: Tensor, eps: float, alpha: float, beta: float) -> list[Tensor]:
-    up = sum((p.clamp(min=0) for p in parts), rest.clamp(min=0)) + eps
-    down = sum((p.clamp(max=0) for p in parts), rest.clamp(max=0)) - eps
-    return [alpha * p.clamp(min=0) / up - beta * p.clamp(max=0) / down for p in parts]
+    above = [p.clamp(min=0) for p in parts]
+    up = sum(above, rest.clamp(min=0)) + eps
+    found = [_part(p, alpha) / up for p in above]
+    if not beta:
+        return found
+    below = [p.clamp(max=0) for p in parts]
+    down = sum(below, rest.clamp(max=0)) - eps
+    return [f - _part(p, beta) / down for f, p in zip(found, below, strict=True)]
 
 
 def sum_alphabeta(op: Sum, call: Call, eps: float, alpha: float, beta: float) -> Steps:
     """The αβ rule for the summands; constants are a bias."""
-    parts = [x * c for x, c in zip(call.inputs, op.coefficients, strict=True)]
+    parts = op.parts(call.inputs)
     total = parts[0] if len(parts) == 1 else parts[0] + parts[1]
     rest = cleaned(call.output - total, call.output.abs() + total.abs())
     return _parts(_alphabeta(parts, rest, eps, alpha, beta), call)
@@ -197,7 +219,7 @@ def linear_rap(op: Linear, call: Call, eps: float) -> Steps:
 
 def sum_rap(op: Sum, call: Call, eps: float) -> Steps:
     """r_a = a / Σ|a| · R for each summand; constants count in the sum."""
-    parts = [x * c for x, c in zip(call.inputs, op.coefficients, strict=True)]
+    parts = op.parts(call.inputs)
     total = parts[0] if len(parts) == 1 else parts[0] + parts[1]
     rest = cleaned(call.output - total, call.output.abs() + total.abs())
     size = sum((p.abs() for p in parts), rest.abs())

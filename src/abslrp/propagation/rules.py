@@ -25,7 +25,7 @@ from abslrp.propagation.kinds import Gate, Linear, LinearMap, Maximum, Norm, Sca
 MASKED = 1e-30  # a softmax output below this was masked out: its input says nothing
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Transport:
     """One linear step of relevance: ``pull`` is R ↦ r per input, ``columns`` the sums c_j = Σ_i |M_ij|.
 
@@ -113,9 +113,9 @@ def local_factors(
     )
 
 
-def signs(h: Tensor) -> Tensor:
-    """σ = sign(h) with sign(0) = +1."""
-    return torch.copysign(torch.ones((), dtype=h.dtype, device="cpu"), h + 0.0)  # −0 + 0 = 0
+def signs(h: Tensor, size: float = 1.0) -> Tensor:
+    """σ = sign(h) with sign(0) = +1, times a size."""
+    return torch.copysign(torch.full((), size, dtype=h.dtype, device="cpu"), h + 0.0)  # −0 + 0 = 0
 
 
 # ---------------------------------------------------------------- absLRP: the positive contributions over |h|

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -177,21 +178,23 @@ def _convolution(
     e: Engine, run: Run, x: Tensor, w: Tensor, bias: Tensor | None, spatial: int, stride: Any, padding: Any, dilation: Any, groups: int,
     transposed: bool = False, output_padding: Any = 0,
 ) -> Any:  # fmt: skip
-    numbers = lambda v: [v] * spatial if isinstance(v, int) else list(v) * (spatial if len(v) == 1 else 1)  # noqa: E731
-    stride, padding, dilation, extra = numbers(stride), numbers(padding), numbers(dilation), numbers(output_padding)
-    aten, shared = torch.ops.aten, (stride, padding, dilation, transposed, extra, groups)
-
-    def gradient(g: Tensor, a: Tensor, b: Tensor, left: bool) -> Tensor:
-        return aten.convolution_backward(g, a, b, None, *shared, [left, not left, False])[0 if left else 1]
-
-    op = Bilinear(
-        lambda a, b: aten.convolution(a, b, None, *shared),
-        lambda g, a, b: gradient(g, a, b, True),
-        lambda g, a, b: gradient(g, a, b, False),
-        (follow_same, lambda axis, _, old, new: None if axis.dim else Axis(1, axis.inner)),
-    )
+    numbers = lambda v: (v,) * spatial if isinstance(v, int) else tuple(v) * (spatial if len(v) == 1 else 1)  # noqa: E731
+    op = _sliding(numbers(stride), numbers(padding), numbers(dilation), transposed, numbers(output_padding), groups)
     shaped = None if bias is None else bias.detach().reshape(-1, *[1] * spatial)
     return op.plan(e, run, x, w, shaped)
+
+
+@lru_cache(maxsize=1024)
+def _sliding(*shared: Any) -> Bilinear:
+    """Convolution with this stride, padding, dilation, transposition, output padding and number of groups."""
+    aten = torch.ops.aten
+    convolution, backward = aten.convolution.default, aten.convolution_backward.default
+    return Bilinear(
+        lambda a, b: convolution(a, b, None, *shared),
+        lambda g, a, b: backward(g, a, b, None, *shared, (True, False, False))[0],
+        lambda g, a, b: backward(g, a, b, None, *shared, (False, True, False))[1],
+        (follow_same, lambda axis, _, old, new: None if axis.dim else Axis(1, axis.inner)),
+    )
 
 
 def _conv(spatial: int) -> Row:
