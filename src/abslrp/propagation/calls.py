@@ -94,6 +94,11 @@ def writes_if_told(func: Any) -> bool:
     return _inplace_signature(func) is not None
 
 
+def writes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of a function of one tensor writes over it."""
+    return func in _IN_PLACE or bool(kwargs.get("inplace", len(args) > 1 and args[1]))
+
+
 _INPLACE = {"inplace"}
 
 

@@ -18,15 +18,15 @@ from torch.overrides import TorchFunctionMode
 
 from abslrp.propagation import structural
 from abslrp.propagation.axes import Axis, fits
-from abslrp.propagation.calls import QUERIES, WRITING, Run, function_name, opened, out_of_place, tensors_in
+from abslrp.propagation.calls import QUERIES, WRITING, Run, function_name, opened, out_of_place, tensors_in, writes
 from abslrp.propagation.conservation import CONSERVATIONS
 from abslrp.propagation.coverage import Coverage, Meter
 from abslrp.propagation.frames import module_path, root_inputs, where
-from abslrp.propagation.functions import Keeper, Planned, Relevance, Remade
+from abslrp.propagation.functions import Keeper, Planned, Rectified, Relevance, Remade
 from abslrp.propagation.kinds import Gate, Kind, Norm
-from abslrp.propagation.lrp import RECTIFIED
+from abslrp.propagation.lrp import RECTIFIED, gate_guided
 from abslrp.propagation.operations import CONSTANT, OPERATIONS, STOPPED
-from abslrp.propagation.plain import MAY_WRITE, alone, plain_functions
+from abslrp.propagation.plain import MAY_WRITE, alone, plain_functions, rectifiers
 from abslrp.propagation.rules import Call, Steps, gate_active, scale_identity
 from abslrp.propagation.rulesets import Known, Rule
 from abslrp.propagation.starts import passes
@@ -80,7 +80,10 @@ class Propagation(TorchFunctionMode):
         self._late: dict[str, Any] | None = None
         self.unlinked = False
         self._known = Known(rules)
-        self._plain = plain_functions(rules) if unknown == "gradient" and not measure else set()
+        free = unknown == "gradient" and not measure
+        self._plain = plain_functions(rules) if free else set()
+        self._rectifiers = rectifiers(rules) if free else set()
+        self._gated = rules.get("gate") is gate_guided
         self.batch = 1 if self._plain else 0  # nothing asks where the batch lies
         self.last_pass = False
 
@@ -229,6 +232,13 @@ class Propagation(TorchFunctionMode):
             if func in MAY_WRITE:
                 self._keeper.about_to_write(args[0])
             return func(*args, **kwargs)
+        if func in self._rectifiers and alone(args, kwargs):
+            run = Run(func, args, kwargs)
+            if not writes(func, args, kwargs):
+                return Rectified.apply(self, self._keeper, run, self._gated, args[0])
+            if writable(args[0], args[0]):
+                self._keeper.about_to_write(args[0])
+                return Rectified.apply(self, self._keeper, run, self._gated, args[0])
         tensors = tensors_in((args, kwargs))
         if not tensors:
             return func(*args, **kwargs)

@@ -166,6 +166,27 @@ class Relevance(torch.autograd.Function):
         return (None, None, None, None, *maps)
 
 
+class Rectified(torch.autograd.Function):
+    """A rectifier max(x, 0) whose backward is the rectifier of R, and with ``gated`` of active units only."""
+
+    @staticmethod
+    def forward(ctx: Any, host: Host, keeper: Keeper, run: Callable[[], Tensor], gated: bool, x: Tensor) -> Tensor:
+        output = run()
+        if output is x:
+            ctx.mark_dirty(x)
+        ctx.host, ctx.kept = weakref.proxy(host), keeper.keep([output] if gated else [])
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, R: Tensor) -> tuple[Any, ...]:
+        r = _wide(R).clamp(min=0)
+        for output in ctx.kept.tensors:
+            r = torch.ops.aten.threshold_backward.default(r, _wide(output), 0)
+        if ctx.host.last_pass:
+            ctx.kept.tensors = []
+        return (None, None, None, None, r)
+
+
 def _forget(host: Host, ctx: Any) -> None:
     """Free what was kept, once no relevance will come again."""
     if host.last_pass:

@@ -41,12 +41,13 @@ def _moving() -> set[Callable[..., Any]]:
 _COMMON = _found(f"{_LINEAR} {_OTHERS}") | _moving()
 _GRADIENT = _COMMON | _found(_RECTIFIERS)
 _RECTIFIED = _COMMON | _found(_ATTENTION)
+_ONLY_RECTIFIERS = set(forms("relu", "relu_"))
 MAY_WRITE = WRITING | {f for f in _GRADIENT | _RECTIFIED if writes_if_told(f)}
 
 
 def forget(function: Callable[..., Any]) -> None:
     """A function that somebody gave another meaning."""
-    for known in (_GRADIENT, _RECTIFIED):
+    for known in (_GRADIENT, _RECTIFIED, _ONLY_RECTIFIERS):
         known.discard(function)
 
 
@@ -56,6 +57,11 @@ def plain_functions(rules: Mapping[str, Rule]) -> set[Callable[..., Any]]:
         return _GRADIENT
     only_rectifiers = set(rules) == {"gate"} and rules["gate"] in RECTIFIED
     return _RECTIFIED if only_rectifiers else set()
+
+
+def rectifiers(rules: Mapping[str, Rule]) -> set[Callable[..., Any]]:
+    """The functions max(x, 0), where they are all that has a rule."""
+    return _ONLY_RECTIFIERS if plain_functions(rules) is _RECTIFIED else set()
 
 
 def alone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
