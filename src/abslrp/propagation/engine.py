@@ -356,7 +356,8 @@ class Propagation(TorchFunctionMode):
             "head": False,
             "first": raw and kind.kind == "affine",
             "keeps": "nothing" if silent else kind.keeps,
-            "remade": [remade(x, s) for x, s in zip(inputs, states, strict=True)],
+            # A norm keeps its input, by which its own output can be made again.
+            "remade": [None if isinstance(kind, Norm) else remade(x, s) for x, s in zip(inputs, states, strict=True)],
             "silent": silent,
             "passing": (silent and rule is gate_active) or rule is scale_identity,
             "late": None,

@@ -46,15 +46,26 @@ def _each(op: Linear, call: Call) -> list[tuple[LinearMap, Tensor, bool]]:
     return list(zip(op.maps(call.inputs), call.inputs, call.nonnegative, strict=True))
 
 
+def _absolute(pairs: Sequence[tuple[LinearMap, Tensor, bool]]) -> Tensor:
+    """Σ_i |z_ij|."""
+    m, x, _ = pairs[0]
+    return m.absolute().apply(x.abs())
+
+
+def _above(signed: Tensor, absolute: Tensor) -> Tensor:
+    """Σ_i z⁺_ij."""
+    return cleaned(absolute + signed, absolute).clamp_(min=0).mul_(0.5)
+
+
+def _below(signed: Tensor, absolute: Tensor) -> Tensor:
+    """Σ_i z⁻_ij."""
+    return cleaned(signed - absolute, absolute).clamp_(max=0).mul_(0.5)
+
+
 def _sums(op: Linear, call: Call, pairs: Sequence[tuple[LinearMap, Tensor, bool]]) -> tuple[Tensor, Tensor]:
     """Σ_i z⁺_ij and Σ_i z⁻_ij."""
-    signed = without_bias(op, call.output)
-    m, x, _ = pairs[0]
-    absolute = m.absolute().apply(x.abs())
-    return (
-        0.5 * cleaned(absolute + signed, absolute).clamp(min=0),
-        0.5 * cleaned(signed - absolute, absolute).clamp(max=0),
-    )
+    signed, absolute = without_bias(op, call.output), _absolute(pairs)
+    return _above(signed, absolute), _below(signed, absolute)
 
 
 def _negative_part(m: LinearMap, x: Tensor, s: Tensor, nonnegative: bool) -> Tensor:
@@ -131,9 +142,14 @@ def linear_alphabeta(op: Linear, call: Call, eps: float, alpha: float, beta: flo
     pairs = _each(op, call)
     if all(m.nonnegative and nonnegative for m, _, nonnegative in pairs):
         alpha, beta = 1.0, 0.0  # an average of what is ≥ 0 has no negative part that could take back what α hands out
-    above, below = _sums(op, call, pairs)
-    bias = torch.zeros((), dtype=above.dtype, device=above.device) if op.bias is None else op.bias.to(above.dtype)
-    up, down = above + bias.clamp(min=0) + eps, below + bias.clamp(max=0) - eps
+    signed, absolute = without_bias(op, call.output), _absolute(pairs)
+    bias = None if op.bias is None else op.bias.to(signed.dtype)
+    above = _above(signed, absolute)
+    up = (above if bias is None else above + bias.clamp(min=0)) + eps
+    below, down = above, up
+    if beta:
+        below = _below(signed, absolute)
+        down = (below if bias is None else below + bias.clamp(max=0)) - eps
     share = 1 / len(pairs)
 
     def pull(R: Tensor) -> tuple[Tensor, ...]:
@@ -143,30 +159,41 @@ def linear_alphabeta(op: Linear, call: Call, eps: float, alpha: float, beta: flo
             maps.append(r - _negative_part(m, x, _part(R, beta * share) / down, nonnegative) if beta else r)
         return tuple(maps)
 
-    return [Transport(pull, lambda: alpha * above / up + beta * below / down)]
+    return [Transport(pull, lambda: alpha * above / up + (beta * below / down if beta else 0))]
 
 
 def _part(R: Tensor, share: float) -> Tensor:
     return R if share == 1 else R * share
 
 
-def _alphabeta(parts: Sequence[Tensor], rest: Tensor, eps: float, alpha: float, beta: float) -> list[Tensor]:
+def _total(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else sum(parts[1:], parts[0])
+
+
+def _alphabeta(parts: Sequence[Tensor], rest: Tensor | None, eps: float, alpha: float, beta: float) -> list[Tensor]:
+    others = () if rest is None else (rest,)
     above = [p.clamp(min=0) for p in parts]
-    up = sum(above, rest.clamp(min=0)) + eps
+    up = _total([*above, *(p.clamp(min=0) for p in others)]) + eps
     found = [_part(p, alpha) / up for p in above]
     if not beta:
         return found
     below = [p.clamp(max=0) for p in parts]
-    down = sum(below, rest.clamp(max=0)) - eps
+    down = _total([*below, *(p.clamp(max=0) for p in others)]) - eps
     return [f - _part(p, beta) / down for f, p in zip(found, below, strict=True)]
 
 
 def sum_alphabeta(op: Sum, call: Call, eps: float, alpha: float, beta: float) -> Steps:
     """The αβ rule for the summands; constants are a bias."""
     parts = op.parts(call.inputs)
+    return _parts(_alphabeta(parts, _constants(op, call, parts), eps, alpha, beta), call)
+
+
+def _constants(op: Sum, call: Call, parts: Sequence[Tensor]) -> Tensor | None:
+    """What a sum adds to its parts, None where that is nothing."""
+    if op.complete:
+        return None
     total = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-    rest = cleaned(call.output - total, call.output.abs() + total.abs())
-    return _parts(_alphabeta(parts, rest, eps, alpha, beta), call)
+    return cleaned(call.output - total, call.output.abs() + total.abs())
 
 
 def norm_alphabeta(op: Norm, call: Call, eps: float, alpha: float, beta: float) -> Steps:
@@ -220,9 +247,8 @@ def linear_rap(op: Linear, call: Call, eps: float) -> Steps:
 def sum_rap(op: Sum, call: Call, eps: float) -> Steps:
     """r_a = a / Σ|a| · R for each summand; constants count in the sum."""
     parts = op.parts(call.inputs)
-    total = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-    rest = cleaned(call.output - total, call.output.abs() + total.abs())
-    size = sum((p.abs() for p in parts), rest.abs())
+    rest = _constants(op, call, parts)
+    size = _total([p.abs() for p in (*parts, *(() if rest is None else (rest,)))])
     return _parts([_over(p, size) for p in parts], call)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -72,12 +73,18 @@ def where_positive(condition: Tensor, values: Tensor) -> Tensor:
     return torch.ops.aten.threshold_backward(values, condition, 0)
 
 
+@cache
+def _noise(dtype: torch.dtype) -> float:
+    """What rounding may leave of a sum of absolute size 1."""
+    return 8 * torch.finfo(dtype).eps
+
+
 def cleaned(total: Tensor, size: Tensor) -> Tensor:
     """A sum of terms that cancel, with rounding noise taken for the 0 it stands for; ``size`` is the terms' absolute sum.
 
     Noise must be 0 because conservation would scale it up to the whole relevance where nothing else is left.
     """
-    return where_positive(total.abs() - size * (8 * torch.finfo(total.dtype).eps), total)
+    return where_positive(total.abs().sub_(size * _noise(total.dtype)), total)
 
 
 def diagonal(factor: Tensor, like: Tensor) -> Transport:
@@ -190,7 +197,7 @@ def _halved(op: Linear, call: Call, maps: Sequence[LinearMap], eps: float, agree
 
 def _above_noise(total: Tensor, size: Tensor) -> Tensor:
     """A sum that cannot be negative, with what rounding left of 0 taken for 0; see :func:`cleaned`."""
-    return where_positive(total - size * (8 * torch.finfo(total.dtype).eps), total)
+    return where_positive(total - size * _noise(total.dtype), total)
 
 
 def positive_part(m: LinearMap, x: Tensor, s: Tensor, nonnegative: bool) -> Tensor:
