@@ -135,6 +135,9 @@ def opened(func: Any) -> Callable[..., Any] | None:
     return inner
 
 
+_SCALARS = {int, float, bool, str, type(None)}
+
+
 def tensors_in(value: Any) -> list[Tensor]:
     """All tensors in nested tuples, lists and dicts."""
     found: list[Tensor] = []
@@ -144,6 +147,8 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 def _gather(items: Iterable[Any], found: list[Tensor]) -> None:
     for item in items:
+        if type(item) in _SCALARS:
+            continue
         if isinstance(item, Tensor):
             found.append(item)
         elif isinstance(item, (tuple, list)):

@@ -228,18 +228,11 @@ class Propagation(TorchFunctionMode):
             return func(*args, **kwargs)
         if not self._started:
             self._adopt()
-        if func in self._plain and alone(args, kwargs):
-            if func in MAY_WRITE:
-                self._keeper.about_to_write(args[0])
-            return func(*args, **kwargs)
-        if func in self._rectifiers and alone(args, kwargs):
-            run = Run(func, args, kwargs)
-            if not writes(func, args, kwargs):
-                return Rectified.apply(self, self._keeper, run, self._gated, args[0])
-            if writable(args[0], args[0]):
-                self._keeper.about_to_write(args[0])
-                return Rectified.apply(self, self._keeper, run, self._gated, args[0])
-        tensors = tensors_in((args, kwargs))
+        if self._plain and (func in self._plain or func in self._rectifiers) and alone(args, kwargs):
+            result = self._plainly(func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        tensors = tensors_in((*args, *kwargs.values()) if kwargs else args)
         if not tensors:
             return func(*args, **kwargs)
         if torch._C._functorch.maybe_current_level() is not None:
@@ -260,7 +253,7 @@ class Propagation(TorchFunctionMode):
                 self._meter.coverage.stopped[function_name(func)] += 1
             return self._constant(func, args, kwargs)
         build = OPERATIONS.get(base)
-        result: Any = NotImplemented
+        result = NotImplemented
         if build is not None:
             writing = None if written is None else (written, partial(func, *given[0], **given[1]))
             planned = build(self, Run(base, args, kwargs), *args, **kwargs)
@@ -284,6 +277,18 @@ class Propagation(TorchFunctionMode):
             late["late"] = self._keeper.keep([written])
         self._mark_base(written)
         return written
+
+    def _plainly(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A function that runs as it is, or a rectifier, which is all that has a rule."""
+        if func in self._rectifiers:
+            if writes(func, args, kwargs):
+                if not writable(args[0], args[0]):
+                    return NotImplemented
+                self._keeper.about_to_write(args[0])
+            return Rectified.apply(self, self._keeper, Run(func, args, kwargs), self._gated, args[0])
+        if func in MAY_WRITE:
+            self._keeper.about_to_write(args[0])
+        return func(*args, **kwargs)
 
     def _adopt(self) -> None:
         """The inputs of the outermost module are what is explained, when nobody said otherwise."""

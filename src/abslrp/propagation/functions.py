@@ -14,7 +14,7 @@ from torch import Tensor
 from abslrp.propagation.axes import Axis, BatchLost
 from abslrp.propagation.conservation import Conserve, each
 from abslrp.propagation.coverage import mass
-from abslrp.propagation.kinds import Kind, Norm
+from abslrp.propagation.kinds import Kind, Norm, summed
 from abslrp.propagation.rules import Call, Steps, Transport
 
 
@@ -140,7 +140,7 @@ class Relevance(torch.autograd.Function):
                 host.measured(meta["record"], R, 0.0)
             shape = ctx.kept.tensors[0].shape
             _forget(host, ctx)
-            return (None, None, None, None, maps[0].sum_to_size(shape))
+            return (None, None, None, None, summed(maps[0], shape))
         kept = [_wide(t) for t in ctx.kept.tensors]
         count = len(meta["inputs"])
         inputs, output = kept[:count], kept[count] if len(kept) > count else None

@@ -25,6 +25,11 @@ def vector_jacobian(function: Callable[[Tensor], Tensor], x: Tensor, g: Tensor) 
     return torch.autograd.grad(value, leaf, g.to(value.dtype))[0]
 
 
+def summed(t: Tensor, shape: Sequence[int]) -> Tensor:
+    """The sums over the places that a broadcast input went to."""
+    return t if t.shape == shape else t.sum_to_size(shape)
+
+
 Part = Callable[..., Tensor]
 """(weight, room or None) ↦ a part of the weight, in that room if there is one."""
 

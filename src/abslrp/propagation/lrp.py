@@ -13,7 +13,18 @@ from torch import Tensor
 
 from abslrp.propagation import rules
 from abslrp.propagation.axes import Axis, BatchLost, sample_sums, spread
-from abslrp.propagation.kinds import Gate, Linear, LinearMap, Maximum, Norm, Smooth, Softmax, Sum, vector_jacobian
+from abslrp.propagation.kinds import (
+    Gate,
+    Linear,
+    LinearMap,
+    Maximum,
+    Norm,
+    Smooth,
+    Softmax,
+    Sum,
+    summed,
+    vector_jacobian,
+)
 from abslrp.propagation.rules import (
     MASKED,
     Call,
@@ -108,7 +119,7 @@ def sum_epsilon(op: Sum, call: Call, eps: float, relative: bool = False) -> Step
 
 def _parts(factors: list[Tensor], call: Call) -> Steps:
     def pull(R: Tensor) -> tuple[Tensor, ...]:
-        return tuple((f * R).sum_to_size(x.shape) for f, x in zip(factors, call.inputs, strict=True))
+        return tuple(summed(f * R, x.shape) for f, x in zip(factors, call.inputs, strict=True))
 
     return [Transport(pull, lambda: sum((f.abs() for f in factors[1:]), factors[0].abs()))]
 

@@ -21,7 +21,7 @@ from abslrp.propagation import kernels
 from abslrp.propagation.axes import Axis
 from abslrp.propagation.balance import Elementwise, half_sum
 from abslrp.propagation.kernels import Recipe
-from abslrp.propagation.kinds import Gate, Linear, LinearMap, Maximum, Norm, Scale, Shift, Smooth, Softmax, Sum
+from abslrp.propagation.kinds import Gate, Linear, LinearMap, Maximum, Norm, Scale, Shift, Smooth, Softmax, Sum, summed
 
 MASKED = 1e-30  # a softmax output below this was masked out: its input says nothing
 
@@ -89,7 +89,7 @@ def cleaned(total: Tensor, size: Tensor) -> Tensor:
 
 def diagonal(factor: Tensor, like: Tensor) -> Transport:
     """An elementwise step r = m · R, summed over the places a broadcast input went to."""
-    return Transport(lambda R: ((factor * R).sum_to_size(like.shape),), factor.abs)
+    return Transport(lambda R: (summed(factor * R, like.shape),), factor.abs)
 
 
 def local_factors(
@@ -107,7 +107,7 @@ def local_factors(
         return results[0] if len(results) == 1 else results[0] + results[1]
 
     def finish(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(r.sum_to_size(like.shape) for r, like in zip(results, likes, strict=True))
+        return tuple(summed(r, like.shape) for r, like in zip(results, likes, strict=True))
 
     def columns() -> Tensor:
         found = factors(*operands)
@@ -285,10 +285,10 @@ def _signed_factor(call: Call, factor: Callable[..., tuple[Tensor, ...]], rows: 
 
     def finish(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         product = results[0] * results[1] if len(results) == 2 else results[0]
-        return (product.sum_to_size(x.shape),)
+        return (summed(product, x.shape),)
 
     return Transport(
-        lambda R: ((factor(x, h)[0] * R).sum_to_size(x.shape),),
+        lambda R: (summed(factor(x, h)[0] * R, x.shape),),
         lambda: factor(x, h)[0].abs(),
         Elementwise(
             lambda: (x, h), local, finish, 2, rows, 1, Recipe("factor", slots=(0,)), lambda *parts: factor(*parts)[0]
@@ -381,7 +381,7 @@ def even(pull: Callable[[Tensor], tuple[Tensor, ...]]) -> Transport:
 def identity(op: object, call: Call, eps: float = 0.0) -> Steps:
     """r = R."""
     x = call.inputs[0]
-    return [even(lambda R: (R.sum_to_size(x.shape),))]
+    return [even(lambda R: (summed(R, x.shape),))]
 
 
 def scale_identity(op: Scale, call: Call, eps: float = 0.0) -> Steps:

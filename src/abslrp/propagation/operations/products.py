@@ -13,7 +13,7 @@ from torch import Tensor
 from abslrp.propagation import axes
 from abslrp.propagation.axes import Axis
 from abslrp.propagation.functions import Planned
-from abslrp.propagation.kinds import Linear, LinearMap
+from abslrp.propagation.kinds import Linear, LinearMap, summed
 from abslrp.propagation.operations.table import Engine, Row, Run, follow_aligned, follow_same, row
 
 
@@ -85,14 +85,14 @@ LINEAR = Bilinear(
 )
 MATMUL = Bilinear(
     torch.matmul,
-    lambda g, a, b: (g @ b.mT).sum_to_size(a.shape),
-    lambda g, a, b: (a.mT @ g).sum_to_size(b.shape),
+    lambda g, a, b: summed(g @ b.mT, a.shape),
+    lambda g, a, b: summed(a.mT @ g, b.shape),
     (_matmul_rows, _matmul_columns),
 )
 MULTIPLY = Bilinear(
     torch.mul,
-    lambda g, a, b: (g * b).sum_to_size(a.shape),
-    lambda g, a, b: (g * a).sum_to_size(b.shape),
+    lambda g, a, b: summed(g * b, a.shape),
+    lambda g, a, b: summed(g * a, b.shape),
     (follow_aligned, follow_aligned),
 )
 
