@@ -22,7 +22,7 @@ from abslrp.propagation.calls import QUERIES, WRITING, Run, function_name, opene
 from abslrp.propagation.conservation import CONSERVATIONS
 from abslrp.propagation.coverage import Coverage, Meter
 from abslrp.propagation.frames import module_path, root_inputs, where
-from abslrp.propagation.functions import Keeper, Planned, Rectified, Relevance, Remade
+from abslrp.propagation.functions import Keeper, Planned, Remade, apply_rectified, apply_relevance
 from abslrp.propagation.kinds import Gate, Kind, Norm
 from abslrp.propagation.lrp import RECTIFIED, gate_guided
 from abslrp.propagation.operations import CONSTANT, OPERATIONS, STOPPED
@@ -244,7 +244,8 @@ class Propagation(TorchFunctionMode):
         if not alive:
             return self._constant(func, args, kwargs)
         for tensor in alive:
-            self._state(tensor, func)
+            if not hasattr(tensor, "_abslrp"):
+                self._state(tensor, func)
         given = args, kwargs
         base, written, args, kwargs = out_of_place(func, args, kwargs)
         if base in STOPPED:
@@ -285,7 +286,7 @@ class Propagation(TorchFunctionMode):
                 if not writable(args[0], args[0]):
                     return NotImplemented
                 self._keeper.about_to_write(args[0])
-            return Rectified.apply(self, self._keeper, Run(func, args, kwargs), self._gated, args[0])
+            return apply_rectified(self, self._keeper, Run(func, args, kwargs), self._gated, args[0])
         if func in MAY_WRITE:
             self._keeper.about_to_write(args[0])
         return func(*args, **kwargs)
@@ -327,7 +328,7 @@ class Propagation(TorchFunctionMode):
             if meta["silent"] and writing is not None and writable(writing[0], inputs[0]):
                 self._keeper.about_to_write(writing[0])
                 meta["writes"] = writing[1]
-            output: Tensor = Relevance.apply(self, planned, self._keeper, meta, *inputs)
+            output: Tensor = apply_relevance(self, planned, self._keeper, meta, *inputs)
         else:
             output = planned.compute()
         axis = self._axis(planned, states, output) if self.batch > 1 else None
@@ -348,7 +349,7 @@ class Propagation(TorchFunctionMode):
     def _meta(self, base: Any, planned: Planned, states: list[State], rule: Any, raw: bool) -> dict[str, Any]:
         """What the backward of an operation has to know beside its tensors."""
         kind, inputs = planned.kind, planned.inputs
-        if any(x.is_complex() for x in inputs):
+        if any([x.is_complex() for x in inputs]):
             raise UnsupportedOperation(
                 f"{function_name(base)}{where()} got complex numbers, for which there is no rule: write it with torch.view_as_real."
             )

@@ -75,16 +75,11 @@ class Keeper:
         self._by_storage: dict[int, list[weakref.ref[Kept]]] = {}
 
     def keep(self, tensors: Sequence[Tensor]) -> Kept:
-        kept = Kept([t.detach() for t in tensors])
-        reference = weakref.ref(kept)
+        kept = Kept([t if t.is_meta else t.detach() for t in tensors])
+        reference, known = weakref.ref(kept), self._by_storage
         for tensor in kept.tensors:
-            if tensor.is_meta:
-                continue
-            place, known = _storage(tensor), self._by_storage
-            if place in known:
-                known[place].append(reference)
-            else:
-                known[place] = [reference]
+            if not tensor.is_meta:
+                known.setdefault(_storage(tensor), []).append(reference)
         return kept
 
     def about_to_write(self, target: Tensor) -> None:
@@ -114,7 +109,7 @@ class Relevance(torch.autograd.Function):
         output: Tensor = planned.compute() if writes is None else writes()
         if writes is not None:
             ctx.mark_dirty(output)
-        elif output._is_view() or any(output is x for x in inputs):
+        elif output._is_view() or any([output is x for x in inputs]):
             output = output.clone()
         # The engine holds attention matrices, which hold this graph: a strong reference back would keep all of it for ever,
         # because Python's garbage collector does not see through autograd's nodes.
@@ -185,6 +180,11 @@ class Rectified(torch.autograd.Function):
         if ctx.host.last_pass:
             ctx.kept.tensors = []
         return (None, None, None, None, r)
+
+
+# Without what torch does before for tensors of torch.func, which the engine refuses.
+apply_relevance: Any = super(torch.autograd.Function, Relevance).apply
+apply_rectified: Any = super(torch.autograd.Function, Rectified).apply
 
 
 def _forget(host: Host, ctx: Any) -> None:

@@ -80,8 +80,10 @@ class LinearMap:
         """A⁺ᵀg, and A⁻ᵀg where there is an A⁻; of rows of weights on a GPU as one product, and then as (rows, width)."""
         w = self._weight(x)
         if w is not None and self.rows and x.is_cuda and 2 * w.numel() <= _LARGE[False]:
-            both = g.reshape(-1, w.shape[0]) @ torch.cat([_positive(w), _negative(w)], 1)
-            above, below = both.split(w.shape[1], 1)
+            parts = w.new_empty(w.shape[0], 2 * w.shape[1])
+            _positive(w, parts[:, : w.shape[1]])
+            _negative(w, parts[:, w.shape[1] :])
+            above, below = (g.reshape(-1, w.shape[0]) @ parts).split(w.shape[1], 1)
             return above, below
         negative = self.negative()
         return self.positive().adjoint(g, x), None if negative is None else negative.adjoint(g, x)

@@ -25,7 +25,7 @@ _OTHERS = (
     "elu selu gelu silu mish softplus hardswish hardsigmoid sigmoid tanh"
 )
 _RECTIFIERS = "relu relu_ relu6 leaky_relu hardtanh"
-_ATTENTION = "softmax scaled_dot_product_attention"
+_ATTENTION = "softmax"
 
 
 def _found(names: str) -> set[Callable[..., Any]]:

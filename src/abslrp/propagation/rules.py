@@ -125,6 +125,11 @@ def signs(h: Tensor, size: float = 1.0) -> Tensor:
     return torch.copysign(torch.full((), size, dtype=h.dtype, device="cpu"), h + 0.0)  # −0 + 0 = 0
 
 
+def turned(t: Tensor, h: Tensor) -> Tensor:
+    """t · σ with σ = sign(h), sign(0) = +1."""
+    return torch.where(h < 0, -t, t)
+
+
 # ---------------------------------------------------------------- absLRP: the positive contributions over |h|
 
 
@@ -177,7 +182,7 @@ def _halved(op: Linear, call: Call, maps: Sequence[LinearMap], eps: float, agree
 
     def total(h: Tensor, *parts: Tensor) -> Tensor:
         signed = h - parts[0] if bias else h
-        signed = signed * signs(h) if agreeing else signed
+        signed = turned(signed, h) if agreeing else signed
         found = [_above_noise(signed + a, a) for a in parts[len(bias) :]]
         return (found[0] if len(found) == 1 else found[0] + found[1]).mul_(weight)
 
@@ -185,7 +190,7 @@ def _halved(op: Linear, call: Call, maps: Sequence[LinearMap], eps: float, agree
         (s,) = shares
         if not agreeing:
             return tuple(positive_part(m, x, s, n) for m, x, n in zip(maps, call.inputs, call.nonnegative, strict=True))
-        signed = s * signs(call.output)
+        signed = turned(s, call.output)
         return tuple(
             half_sum(size.adjoint(s, x), m.adjoint(signed, x), x, size.fresh)
             for m, size, x in zip(maps, sizes, call.inputs, strict=True)
@@ -266,7 +271,7 @@ def _smooth(op: Smooth, call: Call, eps: float, agreeing: bool) -> Steps:
         size = x.abs()
         steep = op.slope(size) * size
         own = steep if known else op.slope(x) * x
-        own = own * signs(h) if agreeing else own
+        own = turned(own, h) if agreeing else own
         slope = torch.nan_to_num(cleaned(steep + own, steep.abs() + own.abs()), posinf=0.0, neginf=0.0)
         return (slope.div_(h.abs().add_(eps)).mul_(0.5),)
 
@@ -345,7 +350,7 @@ def _norm(op: Norm, call: Call, eps: float, agreeing: bool) -> Steps:
             part = offset * (rest[len(centred)] / std if weight else 1 / std)
             found = _share(part, part + rest[-1] if bias else part, eps, agreeing)
         if centred:
-            own = (x * signs(offset) if agreeing else x).clamp(min=0).div_(offset.abs().add_(std * eps))
+            own = (turned(x, offset) if agreeing else x).clamp(min=0).div_(offset.abs().add_(std * eps))
             found = own if found is None else found.mul_(own)
         assert found is not None
         return (found,)
@@ -357,7 +362,7 @@ def _norm(op: Norm, call: Call, eps: float, agreeing: bool) -> Steps:
 
 
 def _share(part: Tensor, h: Tensor, eps: float, agreeing: bool) -> Tensor:
-    return (part * signs(h) if agreeing else part).clamp(min=0) / h.abs().add_(eps)
+    return (turned(part, h) if agreeing else part).clamp(min=0) / h.abs().add_(eps)
 
 
 def norm_positive(op: Norm, call: Call, eps: float) -> Steps:

@@ -178,15 +178,19 @@ def _convolution(
     e: Engine, run: Run, x: Tensor, w: Tensor, bias: Tensor | None, spatial: int, stride: Any, padding: Any, dilation: Any, groups: int,
     transposed: bool = False, output_padding: Any = 0,
 ) -> Any:  # fmt: skip
-    numbers = lambda v: (v,) * spatial if isinstance(v, int) else tuple(v) * (spatial if len(v) == 1 else 1)  # noqa: E731
-    op = _sliding(numbers(stride), numbers(padding), numbers(dilation), transposed, numbers(output_padding), groups)
+    given = (tuple(v) if isinstance(v, list) else v for v in (stride, padding, dilation, output_padding))
+    op = _sliding(spatial, *given, transposed, groups)
     shaped = None if bias is None else bias.detach().reshape(-1, *[1] * spatial)
     return op.plan(e, run, x, w, shaped)
 
 
 @lru_cache(maxsize=1024)
-def _sliding(*shared: Any) -> Bilinear:
-    """Convolution with this stride, padding, dilation, transposition, output padding and number of groups."""
+def _sliding(
+    spatial: int, stride: Any, padding: Any, dilation: Any, extra: Any, transposed: bool, groups: int
+) -> Bilinear:
+    """Convolutions with these numbers."""
+    each = lambda v: (v,) * spatial if isinstance(v, int) else tuple(v) * (spatial if len(v) == 1 else 1)  # noqa: E731
+    shared = (each(stride), each(padding), each(dilation), transposed, each(extra), groups)
     aten = torch.ops.aten
     convolution, backward = aten.convolution.default, aten.convolution_backward.default
     return Bilinear(
