@@ -18,19 +18,19 @@ from torch.overrides import TorchFunctionMode
 
 from abslrp.propagation import structural
 from abslrp.propagation.axes import Axis, fits
-from abslrp.propagation.calls import QUERIES, WRITING, Run, function_name, opened, out_of_place, tensors_in, writes
+from abslrp.propagation.calls import QUERIES, WRITING, Run, function_name, opened, out_of_place, tensors_in
 from abslrp.propagation.conservation import CONSERVATIONS
 from abslrp.propagation.coverage import Coverage, Meter
 from abslrp.propagation.frames import module_path, root_inputs, where
-from abslrp.propagation.functions import Keeper, Planned, Remade, apply_rectified, apply_relevance
+from abslrp.propagation.functions import Keeper, Planned, Remade, apply_relevance
 from abslrp.propagation.kinds import Gate, Kind, Norm
-from abslrp.propagation.lrp import RECTIFIED, gate_guided
+from abslrp.propagation.lrp import RECTIFIED
 from abslrp.propagation.operations import CONSTANT, OPERATIONS, STOPPED
-from abslrp.propagation.plain import MAY_WRITE, alone, plain_functions, rectifiers
+from abslrp.propagation.plain import shortcut
 from abslrp.propagation.rules import Call, Steps, gate_active, scale_identity
 from abslrp.propagation.rulesets import Known, Rule
 from abslrp.propagation.starts import passes
-from abslrp.propagation.states import State, mark_head, remade, writable
+from abslrp.propagation.states import State, agreed, mark_head, remade, writable
 from abslrp.types import AbslrpError, ModelError, brief, out_of_memory, said
 
 _HALF_SCALES = (2.0**12, 1.0, 2.0**-12)
@@ -80,11 +80,8 @@ class Propagation(TorchFunctionMode):
         self._late: dict[str, Any] | None = None
         self.unlinked = False
         self._known = Known(rules)
-        free = unknown == "gradient" and not measure
-        self._plain = plain_functions(rules) if free else set()
-        self._rectifiers = rectifiers(rules) if free else set()
-        self._gated = rules.get("gate") is gate_guided
-        self.batch = 1 if self._plain else 0  # nothing asks where the batch lies
+        self._shortcut = shortcut(rules) if unknown == "gradient" and not measure else None
+        self.batch = 0 if self._shortcut is None else 1  # nothing asks where the batch lies
         self.last_pass = False
 
     # ------------------------------------------------------------ before and after
@@ -228,8 +225,8 @@ class Propagation(TorchFunctionMode):
             return func(*args, **kwargs)
         if not self._started:
             self._adopt()
-        if self._plain and (func in self._plain or func in self._rectifiers) and alone(args, kwargs):
-            result = self._plainly(func, args, kwargs)
+        if self._shortcut is not None and func in self._shortcut.functions:
+            result = self._shortcut(self, self._keeper, func, args, kwargs)
             if result is not NotImplemented:
                 return result
         tensors = tensors_in((*args, *kwargs.values()) if kwargs else args)
@@ -279,18 +276,6 @@ class Propagation(TorchFunctionMode):
         self._mark_base(written)
         return written
 
-    def _plainly(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A function that runs as it is, or a rectifier, which is all that has a rule."""
-        if func in self._rectifiers:
-            if writes(func, args, kwargs):
-                if not writable(args[0], args[0]):
-                    return NotImplemented
-                self._keeper.about_to_write(args[0])
-            return apply_rectified(self, self._keeper, Run(func, args, kwargs), self._gated, args[0])
-        if func in MAY_WRITE:
-            self._keeper.about_to_write(args[0])
-        return func(*args, **kwargs)
-
     def _adopt(self) -> None:
         """The inputs of the outermost module are what is explained, when nobody said otherwise."""
         for x in root_inputs():
@@ -331,7 +316,7 @@ class Propagation(TorchFunctionMode):
             output: Tensor = apply_relevance(self, planned, self._keeper, meta, *inputs)
         else:
             output = planned.compute()
-        axis = self._axis(planned, states, output) if self.batch > 1 else None
+        axis = agreed(planned, states, output, self.batch) if self.batch > 1 else None
         if axis is None and self.batch > 1:
             self._lost_at = self._lost_at or f"{function_name(base)}{where()}"
             if ruled and self._by_sample:
@@ -371,17 +356,6 @@ class Propagation(TorchFunctionMode):
         if self._meter is not None:
             meta["record"] = self._meter.layer(module_path(), function_name(base), kind.kind)
         return meta
-
-    def _axis(self, planned: Planned, states: list[State], output: Tensor) -> Axis | None:
-        """Where the batch lies in what an operation made, if all of its inputs agree."""
-        shape, found = output.shape, None
-        for n, (state, x) in enumerate(zip(states, planned.inputs, strict=True)):
-            way = planned.follow(state.axis, n, x.shape, shape) if state.axis else None
-            way = fits(way, shape, self.batch)
-            if way is None or (n and way != found):
-                return None
-            found = way
-        return found
 
     def _without_rule(self, func: Any, args: Any, kwargs: Any, alive: list[Tensor]) -> Any:
         if func in structural.STRUCTURAL:

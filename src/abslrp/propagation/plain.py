@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from abslrp.propagation.calls import WRITING, writes_if_told
-from abslrp.propagation.lrp import RECTIFIED
+from abslrp.propagation.calls import WRITING, Run, writes, writes_if_told
+from abslrp.propagation.functions import Host, Keeper, apply_rectified
+from abslrp.propagation.lrp import RECTIFIED, gate_guided
 from abslrp.propagation.operations import CONSTANT, STOPPED
 from abslrp.propagation.operations.table import forms
 from abslrp.propagation.rulesets import Rule
+from abslrp.propagation.states import writable
 from abslrp.propagation.structural import STRUCTURAL
 
 _LINEAR = (
@@ -40,31 +42,46 @@ def _moving() -> set[Callable[..., Any]]:
 
 _COMMON = _found(f"{_LINEAR} {_OTHERS}") | _moving()
 _GRADIENT = _COMMON | _found(_RECTIFIERS)
-_RECTIFIED = _COMMON | _found(_ATTENTION)
-_ONLY_RECTIFIERS = set(forms("relu", "relu_"))
-MAY_WRITE = WRITING | {f for f in _GRADIENT | _RECTIFIED if writes_if_told(f)}
+_MAX = set(forms("relu", "relu_"))
+_RECTIFIED = _COMMON | _found(_ATTENTION) | _MAX
+_MAY_WRITE = WRITING | {f for f in _GRADIENT | _RECTIFIED if writes_if_told(f)}
 
 
 def forget(function: Callable[..., Any]) -> None:
     """A function that somebody gave another meaning."""
-    for known in (_GRADIENT, _RECTIFIED, _ONLY_RECTIFIERS):
+    for known in (_GRADIENT, _RECTIFIED, _MAX):
         known.discard(function)
 
 
-def plain_functions(rules: Mapping[str, Rule]) -> set[Callable[..., Any]]:
-    """The functions that may run as they are under these rules; with no rule at all attention matrices are looked for."""
+class Shortcut:
+    """Runs what may run as it is, and max(x, 0) where nothing else has a rule; NotImplemented for a call that needs more."""
+
+    def __init__(self, rule: Rule | None) -> None:
+        self.functions = _GRADIENT if rule is None else _RECTIFIED
+        self._ruled, self._gated = rule is not None, rule is gate_guided
+
+    def __call__(self, host: Host, keeper: Keeper, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not _alone(args, kwargs):
+            return NotImplemented
+        if func in _MAX and self._ruled:
+            if writes(func, args, kwargs):
+                if not writable(args[0], args[0]):
+                    return NotImplemented
+                keeper.about_to_write(args[0])
+            return apply_rectified(host, keeper, Run(func, args, kwargs), self._gated, args[0])
+        if func in _MAY_WRITE:
+            keeper.about_to_write(args[0])
+        return func(*args, **kwargs)
+
+
+def shortcut(rules: Mapping[str, Rule]) -> Shortcut | None:
+    """The shortcut under these rules, where there is one; with no rule at all attention matrices are looked for."""
     if not rules:
-        return _GRADIENT
-    only_rectifiers = set(rules) == {"gate"} and rules["gate"] in RECTIFIED
-    return _RECTIFIED if only_rectifiers else set()
+        return Shortcut(None)
+    return Shortcut(rules["gate"]) if set(rules) == {"gate"} and rules["gate"] in RECTIFIED else None
 
 
-def rectifiers(rules: Mapping[str, Rule]) -> set[Callable[..., Any]]:
-    """The functions max(x, 0), where they are all that has a rule."""
-    return _ONLY_RECTIFIERS if plain_functions(rules) is _RECTIFIED else set()
-
-
-def alone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _alone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call depends on the input by its first argument, and none is an attention matrix."""
     if not args or not isinstance(args[0], Tensor) or args[0].grad_fn is None or kwargs.get("out") is not None:
         return False
