@@ -12,6 +12,7 @@ from abslrp.propagation.calls import WRITING, Run, writes, writes_if_told
 from abslrp.propagation.functions import Host, Keeper, apply_rectified
 from abslrp.propagation.lrp import RECTIFIED, gate_guided
 from abslrp.propagation.operations import CONSTANT, STOPPED
+from abslrp.propagation.operations.composite import attention
 from abslrp.propagation.operations.table import forms
 from abslrp.propagation.rulesets import Rule
 from abslrp.propagation.states import writable
@@ -28,6 +29,8 @@ _OTHERS = (
 )
 _RECTIFIERS = "relu relu_ relu6 leaky_relu hardtanh"
 _ATTENTION = "softmax"
+_MADE_OF = {function: attention for function in forms("scaled_dot_product_attention")}
+"""Functions that may run as what they are made of, which overflows later than the fused one."""
 
 
 def _found(names: str) -> set[Callable[..., Any]]:
@@ -43,7 +46,7 @@ def _moving() -> set[Callable[..., Any]]:
 _COMMON = _found(f"{_LINEAR} {_OTHERS}") | _moving()
 _GRADIENT = _COMMON | _found(_RECTIFIERS)
 _MAX = set(forms("relu", "relu_"))
-_RECTIFIED = _COMMON | _found(_ATTENTION) | _MAX
+_RECTIFIED = _COMMON | _found(_ATTENTION) | _MAX | set(_MADE_OF)
 _MAY_WRITE = WRITING | {f for f in _GRADIENT | _RECTIFIED if writes_if_told(f)}
 
 
@@ -71,7 +74,7 @@ class Shortcut:
             return apply_rectified(host, keeper, Run(func, args, kwargs), self._gated, args[0])
         if func in _MAY_WRITE:
             keeper.about_to_write(args[0])
-        return func(*args, **kwargs)
+        return _MADE_OF.get(func, func)(*args, **kwargs)
 
 
 def shortcut(rules: Mapping[str, Rule]) -> Shortcut | None:
