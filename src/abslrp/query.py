@@ -125,20 +125,42 @@ def check_model(model: Callable[..., Any]) -> None:
         raise AbslrpError(f"the model is scripted, {unseen.replace('module', 'function')} scripted from.")
     if type(model).__name__ == "ExportedProgram":
         raise AbslrpError(f"the model is exported, {unseen} exported from.")
-    for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
-        where = f"its module {name!r}" if name else "the model"
-        if isinstance(module, torch.jit.ScriptModule):
-            raise AbslrpError(f"{where} is scripted, {unseen} scripted from.")
-        if _exported(module):
-            raise AbslrpError(f"{where} is exported, {unseen} exported from.")
-        if any(nn.parameter.is_lazy(p) for p in (*module._parameters.values(), *module._buffers.values())):
-            raise AbslrpError(f"{where} has weights of unknown size: run the model once on an input of its own first.")
-        if module.training:
-            raise AbslrpError(f"{where} is in training mode, which makes maps random: call model.eval() first.")
+    if not isinstance(model, nn.Module) or not any(map(_wrong, parts_of(model))):
+        return
+    for name, module in model.named_modules():
+        wrong = _wrong(module)
+        if wrong:
+            raise AbslrpError(f"{f'its module {name!r}' if name else 'the model'} {wrong.format(unseen=unseen)}.")
+
+
+def parts_of(model: nn.Module) -> list[nn.Module]:
+    """The model and all modules in it, in no order; many times faster than its own iterator."""
+    found, waiting = {id(model): model}, [model]
+    while waiting:
+        for module in waiting.pop()._modules.values():
+            if module is not None and id(module) not in found:
+                found[id(module)] = module
+                waiting.append(module)
+    return list(found.values())
+
+
+def _wrong(module: nn.Module) -> str:
+    """Why a module cannot be explained; "" where it can."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "is scripted, {unseen} scripted from"
+    if _exported(module):
+        return "is exported, {unseen} exported from"
+    for tensors in (module._parameters, module._buffers):
+        for tensor in tensors.values():
+            if tensor is not None and nn.parameter.is_lazy(tensor):
+                return "has weights of unknown size: run the model once on an input of its own first"
+    return "is in training mode, which makes maps random: call model.eval() first" if module.training else ""
 
 
 def _exported(module: nn.Module) -> bool:
     """Whether a module is a graph of torch's inner operations, as torch.export makes it."""
+    if "graph" not in module.__dict__ and not hasattr(type(module), "graph"):
+        return False
     graph = getattr(module, "graph", None)
     return isinstance(graph, torch.fx.Graph) and any(isinstance(n.target, torch._ops.OpOverload) for n in graph.nodes)
 
@@ -257,6 +279,11 @@ def named_module(model: Callable[..., Any], name: str) -> nn.Module:
         raise AbslrpError(
             f"module {brief(name)} cannot be found: the model is a plain function; pass the torch.nn.Module and forward=."
         )
+    found: nn.Module | None = model
+    for part in name.split(".") if isinstance(name, str) else ():
+        found = None if found is None else found._modules.get(part)
+    if found is not None and found is not model:
+        return found
     modules = dict(model.named_modules(remove_duplicate=False))
     if not isinstance(name, str) or name not in modules or not name:
         near = get_close_matches(name if isinstance(name, str) else "", [n for n in modules if n], n=3, cutoff=0.3)
@@ -298,7 +325,7 @@ def uncompiled(model: Callable[..., Any]) -> Iterator[None]:
 
     The compiler knows one stance for all threads: the first of them sets it, the last one puts it back.
     """
-    modules = model.modules() if isinstance(model, nn.Module) else ()
+    modules = parts_of(model) if isinstance(model, nn.Module) else ()
     stance = getattr(torch.compiler, "set_stance", None)
     if stance is None or not any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in modules):
         yield

@@ -510,3 +510,83 @@ def test_a_plain_input_stays_an_input_to_the_end() -> None:
     with abslrp.propagate("abslrp") as p:
         out = Residual()(leaf)
     torch.testing.assert_close(p.relevance(out, leaf, "target", targets=1), plain)
+
+
+class _Mixed(nn.Module):
+    """Rectifiers in every form, sums in place, attention, views written over, and statistics written by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)
+        self.third, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.drop, self.smooth = nn.Dropout(inplace=True), nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = F.relu(self.norm(self.first(x)), inplace=True)
+        b = self.smooth(self.second(a).relu_() * 1.5)
+        b += a
+        b[:, 0].relu_()
+        tokens = torch.relu(self.third(b.flatten(2).mT)) / b.flatten(2).std(dim=2).unsqueeze(1)
+        mixed = F.scaled_dot_product_attention(tokens, tokens, tokens) + torch.softmax(tokens @ tokens.mT, -1) @ tokens
+        return self.head(self.drop(F.relu(mixed.clone())).mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("ruleset", ["guided-backprop", "deconvolution", "gradient"])
+def test_functions_run_as_they_are_give_the_map_of_those_that_are_measured(ruleset: str) -> None:
+    torch.manual_seed(2)
+    model, maps = _Mixed().double().eval(), []
+    for measure in (True, False):
+        leaf = randn(2, 3, 4, 4).requires_grad_()
+        with abslrp.propagate(ruleset, measure=measure) as p:
+            p.watch(leaf)
+            outputs = model(leaf.clone())
+        maps.append(p.relevance(outputs, leaf, torch.ones_like(outputs), retain=False))
+    torch.testing.assert_close(maps[1], maps[0])
+    assert maps[0].abs().sum() > 0
+
+
+class _Apart(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 1.0
+
+
+def test_an_activation_in_place_does_not_stop_guided_backpropagation() -> None:
+    torch.manual_seed(0)
+    ends, maps = (nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)), []
+    for inplace in (False, True):
+        model = nn.Sequential(ends[0], nn.SiLU(inplace), *ends[1:]).eval()
+        maps.append(abslrp.explain(model, randn(2, 3, 4, 4).float(), 0, "guided-backprop").maps)
+    assert maps[0].abs().sum() > 0
+    torch.testing.assert_close(maps[1], maps[0])
+
+
+def test_a_norm_of_a_norm() -> None:
+    torch.manual_seed(0)
+    norms = [nn.BatchNorm2d(4), nn.BatchNorm2d(4)]
+    for norm in norms:
+        norm.running_mean.fill_(0.1)  # type: ignore[union-attr]
+    first, last, x = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 4), randn(2, 3, 4, 4).float()
+    found, apart = (
+        abslrp.explain(nn.Sequential(first, norms[0], *between, norms[1], last, nn.Flatten()).eval(), x, 0).maps
+        for between in ([], [_Apart()])
+    )
+    assert found.abs().sum() > 0
+    torch.testing.assert_close(found, apart)
+
+
+def test_a_function_with_a_new_meaning_does_not_run_as_it_is() -> None:
+    from abslrp.propagation import plain
+    from abslrp.propagation.operations import OPERATIONS
+
+    groups, before = (plain._GRADIENT, plain._RECTIFIED), OPERATIONS[torch.tanh]
+    try:
+        abslrp.register_operation(torch.tanh, lambda x: torch.relu(x), replace=True)
+        x = torch.tensor([[-1.0, 2.0]], requires_grad=True)
+        with abslrp.propagate("guided-backprop", measure=False) as p:
+            p.watch(x)
+            out = torch.tanh(x.clone())
+        assert p.relevance(out, x, torch.tensor([[1.0, 1.0]])).tolist() == [[0.0, 1.0]]
+    finally:
+        OPERATIONS[torch.tanh] = before
+        for group in groups:
+            group.add(torch.tanh)

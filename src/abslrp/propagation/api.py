@@ -14,6 +14,7 @@ from abslrp.propagation.functions import Planned
 from abslrp.propagation.kinds import Gate, Smooth
 from abslrp.propagation.operations.reductions import nonnegative_map
 from abslrp.propagation.operations.table import OPERATIONS, STOPPED, follow_unmoved
+from abslrp.propagation.plain import forget
 from abslrp.propagation.rulesets import ATTENTION, CONTRIBUTIONS, FIRST, POOLING, RULESETS
 from abslrp.propagation.starts import PASSES, check_start
 from abslrp.propagation.structural import KEPT, STRUCTURAL
@@ -117,6 +118,7 @@ def register_operation(function: Callable[..., Any], kind: str | Callable[..., A
             f"kind={brief(kind)} is unknown: choose structural, constant, {', '.join(_KINDS)}, or pass a function."
         )
     OPERATIONS.pop(function, None)
+    forget(function)
     for group in (KEPT, STRUCTURAL, STOPPED):
         group.discard(function)
     if callable(kind):

@@ -110,20 +110,20 @@ def reduced(axis: Axis, dims: Sequence[int], ndim: int, keepdim: bool) -> Axis |
     return axis if keepdim else Axis(axis.dim - sum(d < axis.dim for d in gone), axis.inner)
 
 
-def viewed(axis: Axis, source: Tensor, view: Callable[[Tensor], Any]) -> list[Axis | None]:
+def viewed(axis: Axis, size: Sequence[int], view: Callable[[Tensor], Any]) -> list[Axis | None]:
     """The axis of each output of a view function, read off the strides of a view of nothing.
 
     The probe has stride 0 everywhere but along the batch, so the batch is where the outputs have another stride.
     """
-    strides = [1 if d == axis.dim else 0 for d in range(source.ndim)]
-    probe = torch.empty_strided(source.shape, strides, device="meta")
+    strides = [1 if d == axis.dim else 0 for d in range(len(size))]
+    probe = torch.empty_strided(size, strides, device="meta")
     outputs = view(probe)
     found: list[Axis | None] = []
     for output in [outputs] if isinstance(outputs, Tensor) else outputs:
         dims = [
             d for d, (stride, size) in enumerate(zip(output.stride(), output.shape, strict=True)) if stride and size > 1
         ]
-        whole = len(dims) == 1 and output.shape[dims[0]] == source.shape[axis.dim]
+        whole = len(dims) == 1 and output.shape[dims[0]] == size[axis.dim]
         found.append(Axis(dims[0], axis.inner) if whole else None)
     return found
 

@@ -28,7 +28,7 @@ Local = Callable[..., Tensor]
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Elementwise:
     """What a step does at each element of its output.
 
@@ -117,7 +117,7 @@ def _pieces(shape: tuple[int, int, int]) -> Iterator[tuple[slice, slice]]:
 def balanced(step: Elementwise, R: Tensor, axis: Axis | None, batch: int, joint: bool) -> tuple[Tensor, ...] | None:
     """The step with k⁺ and k⁻ (one for both where ``joint``), or None where the samples do not lie one after the other."""
     operands = step.operands()
-    way = _way(tuple(R.shape), tuple(tuple(o.shape) for o in operands), axis, batch, step.rows)
+    way = _way(R.shape, tuple([o.shape for o in operands]), axis, batch, step.rows)
     if way is None:
         return None
     results = _by_kernel(step, R, operands, way, batch, joint)

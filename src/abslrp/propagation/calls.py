@@ -70,6 +70,17 @@ _IN_PLACE = _in_place_forms()
 WRITING = {Tensor.__setitem__, *_IN_PLACE}
 
 
+class Run:
+    """An operation with its arguments, out of place; ``name`` is the function's."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs
+        self.name = function.__name__
+
+    def __call__(self) -> Any:
+        return self.function(*self.args, **self.kwargs)
+
+
 @cache
 def _inplace_signature(func: Any) -> inspect.Signature | None:
     if not isinstance(func, FunctionType) or "inplace" not in func.__code__.co_varnames:
@@ -78,16 +89,31 @@ def _inplace_signature(func: Any) -> inspect.Signature | None:
     return signature if "inplace" in signature.parameters else None
 
 
+def writes_if_told(func: Any) -> bool:
+    """Whether a function has an argument that makes it write over its input."""
+    return _inplace_signature(func) is not None
+
+
+def writes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of a function of one tensor writes over it."""
+    return func in _IN_PLACE or bool(kwargs.get("inplace", len(args) > 1 and args[1]))
+
+
+_INPLACE = {"inplace"}
+
+
 def out_of_place(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Tensor | None, tuple[Any, ...], dict[str, Any]]:
     """The function that computes the same without writing, what it would have written to, and its arguments."""
-    if kwargs.get("out") is not None:
+    if kwargs and kwargs.get("out") is not None:
         return func, kwargs["out"], args, {k: v for k, v in kwargs.items() if k != "out"}
     if func in structural.STRUCTURAL:
         return func, None, args, kwargs
     signature = _inplace_signature(func)
     if signature is not None:
+        if len(args) == 1 and kwargs.keys() <= _INPLACE:
+            return func, args[0] if kwargs.get("inplace") else None, args, {}
         bound = signature.bind(*args, **kwargs).arguments
         written = next(iter(bound.values())) if bound.pop("inplace", False) else None
         first = next(iter(bound))
@@ -109,13 +135,26 @@ def opened(func: Any) -> Callable[..., Any] | None:
     return inner
 
 
-def tensors_in(value: Any) -> Iterable[Tensor]:
+_SCALARS = {int, float, bool, str, type(None)}
+
+
+def tensors_in(value: Any) -> list[Tensor]:
     """All tensors in nested tuples, lists and dicts."""
-    for item in value.values() if isinstance(value, dict) else value:
+    found: list[Tensor] = []
+    _gather(value.values() if isinstance(value, dict) else value, found)
+    return found
+
+
+def _gather(items: Iterable[Any], found: list[Tensor]) -> None:
+    for item in items:
+        if type(item) in _SCALARS:
+            continue
         if isinstance(item, Tensor):
-            yield item
-        elif isinstance(item, (tuple, list, dict)):
-            yield from tensors_in(item)
+            found.append(item)
+        elif isinstance(item, (tuple, list)):
+            _gather(item, found)
+        elif isinstance(item, dict):
+            _gather(item.values(), found)
 
 
 def function_name(func: Any) -> str:

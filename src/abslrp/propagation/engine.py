@@ -18,18 +18,19 @@ from torch.overrides import TorchFunctionMode
 
 from abslrp.propagation import structural
 from abslrp.propagation.axes import Axis, fits
-from abslrp.propagation.calls import QUERIES, WRITING, function_name, opened, out_of_place, tensors_in
+from abslrp.propagation.calls import QUERIES, WRITING, Run, function_name, opened, out_of_place, tensors_in
 from abslrp.propagation.conservation import CONSERVATIONS
 from abslrp.propagation.coverage import Coverage, Meter
 from abslrp.propagation.frames import module_path, root_inputs, where
-from abslrp.propagation.functions import Keeper, Planned, Relevance, Remade
-from abslrp.propagation.kinds import Kind, Norm
+from abslrp.propagation.functions import Keeper, Planned, Remade, apply_relevance
+from abslrp.propagation.kinds import Gate, Kind, Norm
 from abslrp.propagation.lrp import RECTIFIED
 from abslrp.propagation.operations import CONSTANT, OPERATIONS, STOPPED
-from abslrp.propagation.rules import PASSING, PROPORTIONAL, Call, Steps, gate_active, scale_identity
-from abslrp.propagation.rulesets import Rule
+from abslrp.propagation.plain import shortcut
+from abslrp.propagation.rules import Call, Steps, gate_active, scale_identity
+from abslrp.propagation.rulesets import Known, Rule
 from abslrp.propagation.starts import passes
-from abslrp.propagation.states import State, mark_head, remade, writable
+from abslrp.propagation.states import State, agreed, mark_head, remade, writable
 from abslrp.types import AbslrpError, ModelError, brief, out_of_memory, said
 
 _HALF_SCALES = (2.0**12, 1.0, 2.0**-12)
@@ -40,17 +41,6 @@ Writing = tuple[Tensor, Callable[[], Any]]
 
 class UnsupportedOperation(AbslrpError):
     """A function without a rule met a tensor that carries relevance."""
-
-
-class Run:
-    """An operation with its arguments, out of place; ``name`` is the function's."""
-
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.function, self.args, self.kwargs = function, args, kwargs
-        self.name = function.__name__
-
-    def __call__(self) -> Any:
-        return self.function(*self.args, **self.kwargs)
 
 
 class Propagation(TorchFunctionMode):
@@ -89,7 +79,9 @@ class Propagation(TorchFunctionMode):
         self._lost_at = ""
         self._late: dict[str, Any] | None = None
         self.unlinked = False
-        self.batch = 0
+        self._known = Known(rules)
+        self._shortcut = shortcut(rules) if unknown == "gradient" and not measure else None
+        self.batch = 0 if self._shortcut is None else 1  # nothing asks where the batch lies
         self.last_pass = False
 
     # ------------------------------------------------------------ before and after
@@ -200,8 +192,11 @@ class Propagation(TorchFunctionMode):
         """Whether a value depends on the input; parameters and their views do not, whether they are frozen or not."""
         if not isinstance(value, Tensor) or not value.requires_grad:
             return False
-        if value.grad_fn is not None or any(value is x for x in self._inputs):
+        if value.grad_fn is not None:
             return True
+        for x in self._inputs:
+            if value is x:
+                return True
         if isinstance(value, torch.nn.Parameter) or value._is_view():
             return False
         self.watch(value)
@@ -236,7 +231,11 @@ class Propagation(TorchFunctionMode):
             return func(*args, **kwargs)
         if not self._started:
             self._adopt()
-        tensors = list(tensors_in((args, kwargs)))
+        if self._shortcut is not None and func in self._shortcut.functions:
+            result = self._shortcut(self, self._keeper, func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        tensors = tensors_in((*args, *kwargs.values()) if kwargs else args)
         if not tensors:
             return func(*args, **kwargs)
         if torch._C._functorch.maybe_current_level() is not None:
@@ -244,12 +243,13 @@ class Propagation(TorchFunctionMode):
                 f"{function_name(func)}{where()} runs inside torch.vmap or torch.func, whose tensors hide their batch: "
                 "pass forward= that calls the model without it."
             )
-        alive = [t for t in tensors if self.live(t)] if torch.is_grad_enabled() else []
+        alive = [t for t in tensors if t.requires_grad and self.live(t)] if torch.is_grad_enabled() else []
         if not alive:
             return self._constant(func, args, kwargs)
         for tensor in alive:
-            self._state(tensor, func)
-        in_place = partial(func, *args, **kwargs)
+            if not hasattr(tensor, "_abslrp"):
+                self._state(tensor, func)
+        given = args, kwargs
         base, written, args, kwargs = out_of_place(func, args, kwargs)
         if base in STOPPED:
             self._stopped.add(f"{function_name(func)}{where()}")
@@ -259,7 +259,9 @@ class Propagation(TorchFunctionMode):
         build = OPERATIONS.get(base)
         result = NotImplemented
         if build is not None:
-            result = self._operate(base, build, args, kwargs, None if written is None else (written, in_place))
+            writing = None if written is None else (written, partial(func, *given[0], **given[1]))
+            planned = build(self, Run(base, args, kwargs), *args, **kwargs)
+            result = self._apply(base, planned, writing) if isinstance(planned, Planned) else self._opened(planned)
         if result is NotImplemented:
             result = self._without_rule(func, args, kwargs, alive)
             if base is not func:
@@ -295,70 +297,71 @@ class Propagation(TorchFunctionMode):
         with torch.no_grad():
             return func(*args, **kwargs)
 
-    def _operate(self, base: Any, build: Any, args: Any, kwargs: Any, writing: Writing | None) -> Any:
-        planned = build(self, Run(base, args, kwargs), *args, **kwargs)
-        if isinstance(planned, Planned):
-            return self._apply(base, planned, writing)
-        if callable(planned):
-            with self:
-                return planned()
-        return planned
+    def _opened(self, planned: Any) -> Any:
+        """The simpler operations that a row named, under the engine; or what the row gave."""
+        if not callable(planned):
+            return planned
+        with self:
+            return planned()
 
     def _apply(self, base: Any, planned: Planned, writing: Writing | None = None) -> Tensor:
-        states = [self._state(x) for x in planned.inputs]
-        ruled = planned.kind.kind in self._rules
-        if ruled and any(x.is_complex() for x in planned.inputs):
+        kind, inputs = planned.kind, planned.inputs
+        states = [self._state(x) for x in inputs]
+        ruled, rule, passing, proportional = self._known[kind.kind]
+        raw = True
+        for state in states:
+            raw = raw and state.raw
+            if not proportional:
+                state.loosen()
+        meta: dict[str, Any] = {}
+        if ruled:
+            meta = self._meta(base, planned, states, rule, raw)
+            if meta["silent"] and writing is not None and writable(writing[0], inputs[0]):
+                self._keeper.about_to_write(writing[0])
+                meta["writes"] = writing[1]
+            output: Tensor = apply_relevance(self, planned, self._keeper, meta, *inputs)
+        else:
+            output = planned.compute()
+        axis = agreed(planned, states, output, self.batch) if self.batch > 1 else None
+        if axis is None and self.batch > 1:
+            self._lost_at = self._lost_at or f"{function_name(base)}{where()}"
+            if ruled and self._by_sample:
+                meta["lost"] = self._lost_at
+        moved = raw and kind.kind in ("scale", "sum", "norm")
+        self._mark(output, axis, planned.nonnegative, planned.attention, states if passing else (), moved)
+        if ruled:
+            meta["output"], meta["state"] = axis, output._abslrp  # type: ignore[attr-defined]
+            if isinstance(kind, Norm):
+                meta["state"].remade = Remade(meta["kept"], kind, output.dtype)
+            if meta["silent"]:
+                self._late = meta
+        return output
+
+    def _meta(self, base: Any, planned: Planned, states: list[State], rule: Any, raw: bool) -> dict[str, Any]:
+        """What the backward of an operation has to know beside its tensors."""
+        kind, inputs = planned.kind, planned.inputs
+        if any([x.is_complex() for x in inputs]):
             raise UnsupportedOperation(
                 f"{function_name(base)}{where()} got complex numbers, for which there is no rule: write it with torch.view_as_real."
             )
-        raw = all(state.raw for state in states)
-        rule = self._rules.get(planned.kind.kind)
-        rule = getattr(rule, "func", rule)
-        passing = rule in PASSING
-        if not passing and rule not in PROPORTIONAL:
-            for state in states:
-                state.loosen()
-        silent = (rule is gate_active and getattr(planned.kind, "silent", False)) or (
-            rule in RECTIFIED and getattr(planned.kind, "rectifier", False)
+        silent = isinstance(kind, Gate) and (
+            (kind.silent and rule is gate_active) or (kind.rectifier and rule in RECTIFIED)
         )
         meta: dict[str, Any] = {
-            "nonnegative": [self.nonnegative(x) for x in planned.inputs],
+            "nonnegative": [self.nonnegative(x) for x in inputs],
             "inputs": tuple(s.axis for s in states),
             "head": False,
-            "first": raw and planned.kind.kind == "affine",
-            "keeps": "nothing" if silent else planned.kind.keeps,
-            "remade": [remade(x, s) for x, s in zip(planned.inputs, states, strict=True)],
+            "first": raw and kind.kind == "affine",
+            "keeps": "nothing" if silent else kind.keeps,
+            # A norm keeps its input, by which its own output can be made again.
+            "remade": [None if isinstance(kind, Norm) else remade(x, s) for x, s in zip(inputs, states, strict=True)],
+            "silent": silent,
             "passing": (silent and rule is gate_active) or rule is scale_identity,
             "late": None,
         }
-        if ruled and self._meter is not None:
-            meta["record"] = self._meter.layer(module_path(), function_name(base), planned.kind.kind)
-        if silent and writing is not None and writable(writing[0], planned.inputs[0]):
-            self._keeper.about_to_write(writing[0])
-            meta["writes"] = writing[1]
-        output: Tensor = (
-            Relevance.apply(self, planned, self._keeper, meta, *planned.inputs) if ruled else planned.compute()
-        )
-        axis = None
-        if self.batch > 1:
-            ways = {
-                fits(planned.follow(s.axis, n, x.shape, output.shape), output.shape, self.batch) if s.axis else None
-                for n, (s, x) in enumerate(zip(states, planned.inputs, strict=True))
-            }
-            axis = ways.pop() if len(ways) == 1 else None
-            if axis is None:
-                self._lost_at = self._lost_at or f"{function_name(base)}{where()}"
-                if ruled and self._by_sample:
-                    meta["lost"] = self._lost_at
-        meta["output"] = axis
-        moved = raw and planned.kind.kind in ("scale", "sum", "norm")
-        self._mark(output, axis, planned.nonnegative, planned.attention, states if passing else (), moved)
-        meta["state"] = output._abslrp  # type: ignore[attr-defined]
-        if ruled and isinstance(planned.kind, Norm):
-            meta["state"].remade = Remade(meta["kept"], planned.kind, output.dtype)
-        if silent:
-            self._late = meta
-        return output
+        if self._meter is not None:
+            meta["record"] = self._meter.layer(module_path(), function_name(base), kind.kind)
+        return meta
 
     def _without_rule(self, func: Any, args: Any, kwargs: Any, alive: list[Tensor]) -> Any:
         if func in structural.STRUCTURAL:

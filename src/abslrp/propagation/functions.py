@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -13,11 +14,11 @@ from torch import Tensor
 from abslrp.propagation.axes import Axis, BatchLost
 from abslrp.propagation.conservation import Conserve, each
 from abslrp.propagation.coverage import mass
-from abslrp.propagation.kinds import Kind, Norm
+from abslrp.propagation.kinds import Kind, Norm, summed
 from abslrp.propagation.rules import Call, Steps, Transport
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Planned:
     """An operation as the table of operations describes it, before it runs.
 
@@ -55,7 +56,7 @@ class Kept:
         self.tensors: list[Tensor] = list(tensors)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Remade:
     """A norm's output, which is cheap to make again, instead of kept."""
 
@@ -74,10 +75,11 @@ class Keeper:
         self._by_storage: dict[int, list[weakref.ref[Kept]]] = {}
 
     def keep(self, tensors: Sequence[Tensor]) -> Kept:
-        kept = Kept([t.detach() for t in tensors])
-        reference = weakref.ref(kept)
+        kept = Kept([t if t.is_meta else t.detach() for t in tensors])
+        reference, known = weakref.ref(kept), self._by_storage
         for tensor in kept.tensors:
-            self._by_storage.setdefault(_storage(tensor), []).append(reference)
+            if not tensor.is_meta:
+                known.setdefault(_storage(tensor), []).append(reference)
         return kept
 
     def about_to_write(self, target: Tensor) -> None:
@@ -107,14 +109,14 @@ class Relevance(torch.autograd.Function):
         output: Tensor = planned.compute() if writes is None else writes()
         if writes is not None:
             ctx.mark_dirty(output)
-        elif output._is_view() or any(output is x for x in inputs):
+        elif output._is_view() or any([output is x for x in inputs]):
             output = output.clone()
         # The engine holds attention matrices, which hold this graph: a strong reference back would keep all of it for ever,
         # because Python's garbage collector does not see through autograd's nodes.
         ctx.host, ctx.kind, ctx.meta = weakref.proxy(host), planned.kind, meta
         meta["shape"], keeps = output.shape, meta["keeps"]
         shown = [
-            _outline(x) if keeps == "nothing" or again is not None else x
+            _outline(x.shape, x.dtype) if keeps == "nothing" or again is not None else x
             for x, again in zip(inputs, meta["remade"], strict=True)
         ]
         meta["kept"] = ctx.kept = keeper.keep([*shown, output] if keeps == "all" else shown)
@@ -133,7 +135,7 @@ class Relevance(torch.autograd.Function):
                 host.measured(meta["record"], R, 0.0)
             shape = ctx.kept.tensors[0].shape
             _forget(host, ctx)
-            return (None, None, None, None, maps[0].sum_to_size(shape))
+            return (None, None, None, None, summed(maps[0], shape))
         kept = [_wide(t) for t in ctx.kept.tensors]
         count = len(meta["inputs"])
         inputs, output = kept[:count], kept[count] if len(kept) > count else None
@@ -159,6 +161,32 @@ class Relevance(torch.autograd.Function):
         return (None, None, None, None, *maps)
 
 
+class Rectified(torch.autograd.Function):
+    """A rectifier max(x, 0) whose backward is the rectifier of R, and with ``gated`` of active units only."""
+
+    @staticmethod
+    def forward(ctx: Any, host: Host, keeper: Keeper, run: Callable[[], Tensor], gated: bool, x: Tensor) -> Tensor:
+        output = run()
+        if output is x:
+            ctx.mark_dirty(x)
+        ctx.host, ctx.kept = weakref.proxy(host), keeper.keep([output] if gated else [])
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, R: Tensor) -> tuple[Any, ...]:
+        r = _wide(R).clamp(min=0)
+        for output in ctx.kept.tensors:
+            r = torch.ops.aten.threshold_backward.default(r, _wide(output), 0)
+        if ctx.host.last_pass:
+            ctx.kept.tensors = []
+        return (None, None, None, None, r)
+
+
+# Without what torch does before for tensors of torch.func, which the engine refuses.
+apply_relevance: Any = super(torch.autograd.Function, Relevance).apply
+apply_rectified: Any = super(torch.autograd.Function, Rectified).apply
+
+
 def _forget(host: Host, ctx: Any) -> None:
     """Free what was kept, once no relevance will come again."""
     if host.last_pass:
@@ -177,9 +205,11 @@ def _metered(step: Transport, handed: list[Tensor]) -> Transport:
     return Transport(pull, step.columns)
 
 
-def _outline(x: Tensor) -> Tensor:
-    """A tensor of the same shape without memory."""
-    return torch.empty((), dtype=x.dtype, device="meta").expand(x.shape)
+@lru_cache(maxsize=1024)
+def _outline(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """A tensor of this shape without memory."""
+    with torch.inference_mode(False):
+        return torch.empty((), dtype=dtype, device="meta").expand(shape)
 
 
 def _wide(tensor: Tensor) -> Tensor:

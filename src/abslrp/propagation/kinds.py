@@ -25,6 +25,11 @@ def vector_jacobian(function: Callable[[Tensor], Tensor], x: Tensor, g: Tensor) 
     return torch.autograd.grad(value, leaf, g.to(value.dtype))[0]
 
 
+def summed(t: Tensor, shape: Sequence[int]) -> Tensor:
+    """The sums over the places that a broadcast input went to."""
+    return t if t.shape == shape else t.sum_to_size(shape)
+
+
 Part = Callable[..., Tensor]
 """(weight, room or None) ↦ a part of the weight, in that room if there is one."""
 
@@ -41,7 +46,7 @@ def _absolute(w: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.abs(w, out=out)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class LinearMap:
     """x ↦ A(x), linear, with the adjoint g ↦ Aᵀg.
 
@@ -75,8 +80,10 @@ class LinearMap:
         """A⁺ᵀg, and A⁻ᵀg where there is an A⁻; of rows of weights on a GPU as one product, and then as (rows, width)."""
         w = self._weight(x)
         if w is not None and self.rows and x.is_cuda and 2 * w.numel() <= _LARGE[False]:
-            both = g.reshape(-1, w.shape[0]) @ torch.cat([_positive(w), _negative(w)], 1)
-            above, below = both.split(w.shape[1], 1)
+            parts = w.new_empty(w.shape[0], 2 * w.shape[1])
+            _positive(w, parts[:, : w.shape[1]])
+            _negative(w, parts[:, w.shape[1] :])
+            above, below = (g.reshape(-1, w.shape[0]) @ parts).split(w.shape[1], 1)
             return above, below
         negative = self.negative()
         return self.positive().adjoint(g, x), None if negative is None else negative.adjoint(g, x)
@@ -131,7 +138,7 @@ def _streamed(whole: LinearMap, weight: Tensor, part: Part) -> LinearMap:
     return LinearMap(apply, transpose, weight, True)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Linear:
     """h = Σ-of-products in each input, plus a constant bias: convolutions, products, pooling, sums over dimensions.
 
@@ -146,7 +153,7 @@ class Linear:
     keeps: ClassVar[Keeps] = "all"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Sum:
     """h = Σ_k coefficient_k · x_k + constants, with broadcasting."""
 
@@ -159,12 +166,16 @@ class Sum:
     def keeps(self) -> Keeps:
         return "inputs" if self.complete else "all"
 
+    def parts(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The summands that take relevance."""
+        return [x if c == 1 else x * c for x, c in zip(inputs, self.coefficients, strict=True)]
+
     def value(self, inputs: Sequence[Tensor]) -> Tensor:
-        a, b = (x if c == 1 else x * c for x, c in zip(inputs, self.coefficients, strict=True))
+        a, b = self.parts(inputs)
         return a + b
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Scale:
     """h = x · constant, elementwise with broadcasting."""
 
@@ -173,7 +184,7 @@ class Scale:
     keeps: ClassVar[Keeps] = "nothing"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Smooth:
     """h = f(x) elementwise; ``derivative`` is f′ where it has a short closed form, ``gelu`` tells that f is the exact GELU."""
 
@@ -189,7 +200,7 @@ class Smooth:
         return vector_jacobian(self.function, x, torch.ones((), dtype=x.dtype, device=x.device).expand(x.shape))
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Gate:
     """h = x where the unit is active and something fixed or damped elsewhere: the ReLU family, clamping.
 
@@ -205,7 +216,7 @@ class Gate:
     keeps: ClassVar[Keeps] = "all"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Softmax:
     """h = exp(x − m) / S along a dimension."""
 
@@ -214,7 +225,7 @@ class Softmax:
     keeps: ClassVar[Keeps] = "all"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Shift:
     """h = x − c with the same c for all classes of a sample, as log_softmax's logarithm of the sum."""
 
@@ -222,7 +233,7 @@ class Shift:
     keeps: ClassVar[Keeps] = "nothing"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Norm:
     """h = (x − μ)/σ · w + b with μ and σ constants, σ² = variance + ε; μ None for norms that do not centre.
 
@@ -242,15 +253,15 @@ class Norm:
         mean, variance = self.moments(x)
         return mean, (variance + self.eps).sqrt()
 
-    def value(self, inputs: Sequence[Tensor]) -> Tensor:
+    def value(self, inputs: Sequence[Tensor], statistics: tuple[Tensor | None, Tensor] | None = None) -> Tensor:
         (x,) = inputs
-        mean, std = self.statistics(x)
+        mean, std = statistics or self.statistics(x)
         h = (x if mean is None else x - mean) / std
         h = h if self.weight is None else h * self.weight.to(x.dtype)
         return h if self.bias is None else h + self.bias.to(x.dtype)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Maximum:
     """h = the largest of a window; ``winners`` sends values back to where the maxima came from."""
 

@@ -13,7 +13,18 @@ from torch import Tensor
 
 from abslrp.propagation import rules
 from abslrp.propagation.axes import Axis, BatchLost, sample_sums, spread
-from abslrp.propagation.kinds import Gate, Linear, LinearMap, Maximum, Norm, Smooth, Softmax, Sum, vector_jacobian
+from abslrp.propagation.kinds import (
+    Gate,
+    Linear,
+    LinearMap,
+    Maximum,
+    Norm,
+    Smooth,
+    Softmax,
+    Sum,
+    summed,
+    vector_jacobian,
+)
 from abslrp.propagation.rules import (
     MASKED,
     Call,
@@ -24,6 +35,7 @@ from abslrp.propagation.rules import (
     identity,
     positive_part,
     signs,
+    times,
     without_bias,
 )
 
@@ -33,7 +45,7 @@ _LEAST = 1e-30  # sums below this are made of numbers too small to be precise, a
 def stabilised(h: Tensor, eps: float, call: Call | None = None) -> Tensor:
     """h + ε sign(h) with sign(0) = +1; with a ``call`` ε is a share of the root mean square of h over each sample."""
     if call is None:
-        return h + eps * signs(h)
+        return h + signs(h, eps)
     if call.batch > 1 and call.axis is None:
         raise BatchLost("relative=True needs to tell the samples of a batch apart: pass one sample at a time.")
     squares = sample_sums(h.double().square(), call.axis, call.batch) * (call.batch / h.numel())
@@ -45,15 +57,26 @@ def _each(op: Linear, call: Call) -> list[tuple[LinearMap, Tensor, bool]]:
     return list(zip(op.maps(call.inputs), call.inputs, call.nonnegative, strict=True))
 
 
+def _absolute(pairs: Sequence[tuple[LinearMap, Tensor, bool]]) -> Tensor:
+    """Σ_i |z_ij|."""
+    m, x, _ = pairs[0]
+    return m.absolute().apply(x.abs())
+
+
+def _above(signed: Tensor, absolute: Tensor) -> Tensor:
+    """Σ_i z⁺_ij."""
+    return cleaned(absolute + signed, absolute).clamp_(min=0).mul_(0.5)
+
+
+def _below(signed: Tensor, absolute: Tensor) -> Tensor:
+    """Σ_i z⁻_ij."""
+    return cleaned(signed - absolute, absolute).clamp_(max=0).mul_(0.5)
+
+
 def _sums(op: Linear, call: Call, pairs: Sequence[tuple[LinearMap, Tensor, bool]]) -> tuple[Tensor, Tensor]:
     """Σ_i z⁺_ij and Σ_i z⁻_ij."""
-    signed = without_bias(op, call.output)
-    m, x, _ = pairs[0]
-    absolute = m.absolute().apply(x.abs())
-    return (
-        0.5 * cleaned(absolute + signed, absolute).clamp(min=0),
-        0.5 * cleaned(signed - absolute, absolute).clamp(max=0),
-    )
+    signed, absolute = without_bias(op, call.output), _absolute(pairs)
+    return _above(signed, absolute), _below(signed, absolute)
 
 
 def _negative_part(m: LinearMap, x: Tensor, s: Tensor, nonnegative: bool) -> Tensor:
@@ -74,10 +97,15 @@ def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
 def linear_epsilon(op: Linear, call: Call, eps: float, relative: bool = False) -> Steps:
     """r_i = Σ_j z_ij / (h_j + ε sign h_j) · R_j, the bias in the denominator."""
     pairs, h = _each(op, call), call.output
-    size = stabilised(len(pairs) * h, eps, call if relative else None)
+    size = stabilised(h if len(pairs) == 1 else len(pairs) * h, eps, call if relative else None)
+
+    def pull(R: Tensor) -> tuple[Tensor, ...]:
+        s = R / size
+        return tuple(times(m, m.adjoint(s, x), x) for m, x, _ in pairs)
+
     return [
         Transport(
-            lambda R: tuple(m.adjoint(R / size, x) * x for m, x, _ in pairs),
+            pull,
             lambda: (len(pairs) * without_bias(op, h) / size).abs(),
         )
     ]
@@ -86,28 +114,35 @@ def linear_epsilon(op: Linear, call: Call, eps: float, relative: bool = False) -
 def sum_epsilon(op: Sum, call: Call, eps: float, relative: bool = False) -> Steps:
     """r_a = a / (h + ε sign h) · R for each summand a."""
     size = stabilised(call.output, eps, call if relative else None)
-    return _parts([x * c / size for x, c in zip(call.inputs, op.coefficients, strict=True)], call)
+    return _parts([part / size for part in op.parts(call.inputs)], call)
 
 
 def _parts(factors: list[Tensor], call: Call) -> Steps:
     def pull(R: Tensor) -> tuple[Tensor, ...]:
-        return tuple((f * R).sum_to_size(x.shape) for f, x in zip(factors, call.inputs, strict=True))
+        return tuple(summed(f * R, x.shape) for f, x in zip(factors, call.inputs, strict=True))
 
     return [Transport(pull, lambda: sum((f.abs() for f in factors[1:]), factors[0].abs()))]
+
+
+def _gain(op: Norm, std: Tensor) -> Tensor:
+    """g = w/σ."""
+    return 1 / std if op.weight is None else op.weight.to(std.dtype) / std
 
 
 def _one_step(op: Norm, x: Tensor) -> tuple[Tensor, Tensor]:
     """A norm as one affine step: x · g with g = w/σ, and what is added to it."""
     mean, std = op.statistics(x)
-    gain = 1 / std if op.weight is None else op.weight.to(x.dtype) / std
+    gain = _gain(op, std)
     added = torch.zeros_like(x) if mean is None else -mean * gain
     return x * gain, added if op.bias is None else added + op.bias.to(x.dtype)
 
 
 def norm_epsilon(op: Norm, call: Call, eps: float, relative: bool = False) -> Steps:
     """The ε rule for x · w/σ + (b − μ w/σ), statistics constant."""
-    part, _ = _one_step(op, call.inputs[0])
-    return [diagonal(part / stabilised(call.output, eps, call if relative else None), call.inputs[0])]
+    x = call.inputs[0]
+    statistics = op.statistics(x)
+    h = op.value(call.inputs, statistics)
+    return [diagonal((x * _gain(op, statistics[1])).div_(stabilised(h, eps, call if relative else None)), x)]
 
 
 # ---------------------------------------------------------------- LRP-αβ (Bach et al. 2015)
@@ -118,33 +153,58 @@ def linear_alphabeta(op: Linear, call: Call, eps: float, alpha: float, beta: flo
     pairs = _each(op, call)
     if all(m.nonnegative and nonnegative for m, _, nonnegative in pairs):
         alpha, beta = 1.0, 0.0  # an average of what is ≥ 0 has no negative part that could take back what α hands out
-    above, below = _sums(op, call, pairs)
-    bias = torch.zeros((), dtype=above.dtype, device=above.device) if op.bias is None else op.bias.to(above.dtype)
-    up, down = above + bias.clamp(min=0) + eps, below + bias.clamp(max=0) - eps
+    signed, absolute = without_bias(op, call.output), _absolute(pairs)
+    bias = None if op.bias is None else op.bias.to(signed.dtype)
+    above = _above(signed, absolute)
+    up = (above if bias is None else above + bias.clamp(min=0)) + eps
+    below, down = above, up
+    if beta:
+        below = _below(signed, absolute)
+        down = (below if bias is None else below + bias.clamp(max=0)) - eps
     share = 1 / len(pairs)
 
     def pull(R: Tensor) -> tuple[Tensor, ...]:
         maps = []
         for m, x, nonnegative in pairs:
-            r = positive_part(m, x, R * (alpha * share) / up, nonnegative)
-            maps.append(r - _negative_part(m, x, R * (beta * share) / down, nonnegative) if beta else r)
+            r = positive_part(m, x, _part(R, alpha * share) / up, nonnegative)
+            maps.append(r - _negative_part(m, x, _part(R, beta * share) / down, nonnegative) if beta else r)
         return tuple(maps)
 
-    return [Transport(pull, lambda: alpha * above / up + beta * below / down)]
+    return [Transport(pull, lambda: alpha * above / up + (beta * below / down if beta else 0))]
 
 
-def _alphabeta(parts: Sequence[Tensor], rest: Tensor, eps: float, alpha: float, beta: float) -> list[Tensor]:
-    up = sum((p.clamp(min=0) for p in parts), rest.clamp(min=0)) + eps
-    down = sum((p.clamp(max=0) for p in parts), rest.clamp(max=0)) - eps
-    return [alpha * p.clamp(min=0) / up - beta * p.clamp(max=0) / down for p in parts]
+def _part(R: Tensor, share: float) -> Tensor:
+    return R if share == 1 else R * share
+
+
+def _total(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else sum(parts[1:], parts[0])
+
+
+def _alphabeta(parts: Sequence[Tensor], rest: Tensor | None, eps: float, alpha: float, beta: float) -> list[Tensor]:
+    others = () if rest is None else (rest,)
+    above = [p.clamp(min=0) for p in parts]
+    up = _total([*above, *(p.clamp(min=0) for p in others)]) + eps
+    found = [_part(p, alpha) / up for p in above]
+    if not beta:
+        return found
+    below = [p.clamp(max=0) for p in parts]
+    down = _total([*below, *(p.clamp(max=0) for p in others)]) - eps
+    return [f - _part(p, beta) / down for f, p in zip(found, below, strict=True)]
 
 
 def sum_alphabeta(op: Sum, call: Call, eps: float, alpha: float, beta: float) -> Steps:
     """The αβ rule for the summands; constants are a bias."""
-    parts = [x * c for x, c in zip(call.inputs, op.coefficients, strict=True)]
+    parts = op.parts(call.inputs)
+    return _parts(_alphabeta(parts, _constants(op, call, parts), eps, alpha, beta), call)
+
+
+def _constants(op: Sum, call: Call, parts: Sequence[Tensor]) -> Tensor | None:
+    """What a sum adds to its parts, None where that is nothing."""
+    if op.complete:
+        return None
     total = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-    rest = cleaned(call.output - total, call.output.abs() + total.abs())
-    return _parts(_alphabeta(parts, rest, eps, alpha, beta), call)
+    return cleaned(call.output - total, call.output.abs() + total.abs())
 
 
 def norm_alphabeta(op: Norm, call: Call, eps: float, alpha: float, beta: float) -> Steps:
@@ -197,10 +257,9 @@ def linear_rap(op: Linear, call: Call, eps: float) -> Steps:
 
 def sum_rap(op: Sum, call: Call, eps: float) -> Steps:
     """r_a = a / Σ|a| · R for each summand; constants count in the sum."""
-    parts = [x * c for x, c in zip(call.inputs, op.coefficients, strict=True)]
-    total = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-    rest = cleaned(call.output - total, call.output.abs() + total.abs())
-    size = sum((p.abs() for p in parts), rest.abs())
+    parts = op.parts(call.inputs)
+    rest = _constants(op, call, parts)
+    size = _total([p.abs() for p in (*parts, *(() if rest is None else (rest,)))])
     return _parts([_over(p, size) for p in parts], call)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,12 +21,12 @@ from abslrp.propagation import kernels
 from abslrp.propagation.axes import Axis
 from abslrp.propagation.balance import Elementwise, half_sum
 from abslrp.propagation.kernels import Recipe
-from abslrp.propagation.kinds import Gate, Linear, LinearMap, Maximum, Norm, Scale, Shift, Smooth, Softmax, Sum
+from abslrp.propagation.kinds import Gate, Linear, LinearMap, Maximum, Norm, Scale, Shift, Smooth, Softmax, Sum, summed
 
 MASKED = 1e-30  # a softmax output below this was masked out: its input says nothing
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Transport:
     """One linear step of relevance: ``pull`` is R ↦ r per input, ``columns`` the sums c_j = Σ_i |M_ij|.
 
@@ -72,17 +73,23 @@ def where_positive(condition: Tensor, values: Tensor) -> Tensor:
     return torch.ops.aten.threshold_backward(values, condition, 0)
 
 
+@cache
+def _noise(dtype: torch.dtype) -> float:
+    """What rounding may leave of a sum of absolute size 1."""
+    return 8 * torch.finfo(dtype).eps
+
+
 def cleaned(total: Tensor, size: Tensor) -> Tensor:
     """A sum of terms that cancel, with rounding noise taken for the 0 it stands for; ``size`` is the terms' absolute sum.
 
     Noise must be 0 because conservation would scale it up to the whole relevance where nothing else is left.
     """
-    return where_positive(total.abs() - size * (8 * torch.finfo(total.dtype).eps), total)
+    return where_positive(total.abs().sub_(size * _noise(total.dtype)), total)
 
 
 def diagonal(factor: Tensor, like: Tensor) -> Transport:
     """An elementwise step r = m · R, summed over the places a broadcast input went to."""
-    return Transport(lambda R: ((factor * R).sum_to_size(like.shape),), factor.abs)
+    return Transport(lambda R: (summed(factor * R, like.shape),), factor.abs)
 
 
 def local_factors(
@@ -100,7 +107,7 @@ def local_factors(
         return results[0] if len(results) == 1 else results[0] + results[1]
 
     def finish(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(r.sum_to_size(like.shape) for r, like in zip(results, likes, strict=True))
+        return tuple(summed(r, like.shape) for r, like in zip(results, likes, strict=True))
 
     def columns() -> Tensor:
         found = factors(*operands)
@@ -113,9 +120,14 @@ def local_factors(
     )
 
 
-def signs(h: Tensor) -> Tensor:
-    """σ = sign(h) with sign(0) = +1."""
-    return torch.copysign(torch.ones((), dtype=h.dtype, device="cpu"), h + 0.0)  # −0 + 0 = 0
+def signs(h: Tensor, size: float = 1.0) -> Tensor:
+    """σ = sign(h) with sign(0) = +1, times a size."""
+    return torch.copysign(torch.full((), size, dtype=h.dtype, device="cpu"), h + 0.0)  # −0 + 0 = 0
+
+
+def turned(t: Tensor, h: Tensor) -> Tensor:
+    """t · σ with σ = sign(h), sign(0) = +1."""
+    return torch.where(h < 0, -t, t) if h.is_cuda else t * signs(h)  # fewer kernels there, less memory traffic here
 
 
 # ---------------------------------------------------------------- absLRP: the positive contributions over |h|
@@ -170,7 +182,7 @@ def _halved(op: Linear, call: Call, maps: Sequence[LinearMap], eps: float, agree
 
     def total(h: Tensor, *parts: Tensor) -> Tensor:
         signed = h - parts[0] if bias else h
-        signed = signed * signs(h) if agreeing else signed
+        signed = turned(signed, h) if agreeing else signed
         found = [_above_noise(signed + a, a) for a in parts[len(bias) :]]
         return (found[0] if len(found) == 1 else found[0] + found[1]).mul_(weight)
 
@@ -178,7 +190,7 @@ def _halved(op: Linear, call: Call, maps: Sequence[LinearMap], eps: float, agree
         (s,) = shares
         if not agreeing:
             return tuple(positive_part(m, x, s, n) for m, x, n in zip(maps, call.inputs, call.nonnegative, strict=True))
-        signed = s * signs(call.output)
+        signed = turned(s, call.output)
         return tuple(
             half_sum(size.adjoint(s, x), m.adjoint(signed, x), x, size.fresh)
             for m, size, x in zip(maps, sizes, call.inputs, strict=True)
@@ -190,7 +202,7 @@ def _halved(op: Linear, call: Call, maps: Sequence[LinearMap], eps: float, agree
 
 def _above_noise(total: Tensor, size: Tensor) -> Tensor:
     """A sum that cannot be negative, with what rounding left of 0 taken for 0; see :func:`cleaned`."""
-    return where_positive(total - size * (8 * torch.finfo(total.dtype).eps), total)
+    return where_positive(total - size * _noise(total.dtype), total)
 
 
 def positive_part(m: LinearMap, x: Tensor, s: Tensor, nonnegative: bool) -> Tensor:
@@ -259,7 +271,7 @@ def _smooth(op: Smooth, call: Call, eps: float, agreeing: bool) -> Steps:
         size = x.abs()
         steep = op.slope(size) * size
         own = steep if known else op.slope(x) * x
-        own = own * signs(h) if agreeing else own
+        own = turned(own, h) if agreeing else own
         slope = torch.nan_to_num(cleaned(steep + own, steep.abs() + own.abs()), posinf=0.0, neginf=0.0)
         return (slope.div_(h.abs().add_(eps)).mul_(0.5),)
 
@@ -278,10 +290,10 @@ def _signed_factor(call: Call, factor: Callable[..., tuple[Tensor, ...]], rows: 
 
     def finish(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         product = results[0] * results[1] if len(results) == 2 else results[0]
-        return (product.sum_to_size(x.shape),)
+        return (summed(product, x.shape),)
 
     return Transport(
-        lambda R: ((factor(x, h)[0] * R).sum_to_size(x.shape),),
+        lambda R: (summed(factor(x, h)[0] * R, x.shape),),
         lambda: factor(x, h)[0].abs(),
         Elementwise(
             lambda: (x, h), local, finish, 2, rows, 1, Recipe("factor", slots=(0,)), lambda *parts: factor(*parts)[0]
@@ -338,7 +350,7 @@ def _norm(op: Norm, call: Call, eps: float, agreeing: bool) -> Steps:
             part = offset * (rest[len(centred)] / std if weight else 1 / std)
             found = _share(part, part + rest[-1] if bias else part, eps, agreeing)
         if centred:
-            own = (x * signs(offset) if agreeing else x).clamp(min=0).div_(offset.abs().add_(std * eps))
+            own = (turned(x, offset) if agreeing else x).clamp(min=0).div_(offset.abs().add_(std * eps))
             found = own if found is None else found.mul_(own)
         assert found is not None
         return (found,)
@@ -350,7 +362,7 @@ def _norm(op: Norm, call: Call, eps: float, agreeing: bool) -> Steps:
 
 
 def _share(part: Tensor, h: Tensor, eps: float, agreeing: bool) -> Tensor:
-    return (part * signs(h) if agreeing else part).clamp(min=0) / h.abs().add_(eps)
+    return (turned(part, h) if agreeing else part).clamp(min=0) / h.abs().add_(eps)
 
 
 def norm_positive(op: Norm, call: Call, eps: float) -> Steps:
@@ -374,7 +386,7 @@ def even(pull: Callable[[Tensor], tuple[Tensor, ...]]) -> Transport:
 def identity(op: object, call: Call, eps: float = 0.0) -> Steps:
     """r = R."""
     x = call.inputs[0]
-    return [even(lambda R: (R.sum_to_size(x.shape),))]
+    return [even(lambda R: (summed(R, x.shape),))]
 
 
 def scale_identity(op: Scale, call: Call, eps: float = 0.0) -> Steps:

@@ -25,6 +25,21 @@ class Ruleset:
     defaults: Mapping[str, Any]
 
 
+class Known(dict[str, tuple[bool, Any, bool, bool]]):
+    """Of each kind: whether it has a rule, the rule itself, whether it is passing, and whether it keeps silent units silent."""
+
+    def __init__(self, chosen: Mapping[str, Rule]) -> None:
+        super().__init__()
+        self._chosen = chosen
+
+    def __missing__(self, kind: str) -> tuple[bool, Any, bool, bool]:
+        rule: Any = self._chosen.get(kind)
+        rule = getattr(rule, "func", rule)
+        passing = rule in rules.PASSING
+        self[kind] = found = kind in self._chosen, rule, passing, passing or rule in rules.PROPORTIONAL
+        return found
+
+
 _PASSED: dict[str, Rule] = {
     "scale": rules.scale_identity,
     "shift": rules.shift_identity,

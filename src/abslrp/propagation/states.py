@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from abslrp.propagation.axes import Axis
-from abslrp.propagation.functions import Remade
+from abslrp.propagation.axes import Axis, fits
+from abslrp.propagation.functions import Planned, Remade
 
 
 class State:
@@ -39,6 +39,18 @@ class State:
             if not state.loose:
                 state.loose = True
                 waiting.extend(state.sources)
+
+
+def agreed(planned: Planned, states: Sequence[State], output: Tensor, batch: int) -> Axis | None:
+    """Where the batch lies in what an operation made, if all of its inputs agree."""
+    shape, found = output.shape, None
+    for n, (state, x) in enumerate(zip(states, planned.inputs, strict=True)):
+        way = planned.follow(state.axis, n, x.shape, shape) if state.axis else None
+        way = fits(way, shape, batch)
+        if way is None or (n and way != found):
+            return None
+        found = way
+    return found
 
 
 def mark_head(outputs: Tensor) -> None:

@@ -6,6 +6,7 @@ For each the place of the batch in the output is known, by one of four ways to f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ def follow(
     if func is Tensor.__setitem__ and args[0] is not source:
         return [_written(args, source, axis, batch)]
     if func in VIEWED and not any(isinstance(i, (Tensor, list)) for i in _indices((*args[1:], *kwargs.values()))):
-        found = axes.viewed(axis, source, lambda probe: _on(probe, source, func, args, kwargs))
+        found = _seen(func, args, kwargs, source, axis)
         return [axes.fits(a, out.shape, batch) for a, out in zip(found, outputs, strict=True)]
     if func in MOVING and not (func in _ALONG and _spares(args, kwargs, axis, source.ndim)):
         return _tried(func, args, kwargs, source, axis, len(outputs), batch)
@@ -104,6 +105,25 @@ def follow(
     else:
         moved = [axes.aligned(axis, shape, out.shape) for out in outputs]
     return [_whole(a, axis, shape, out.shape, batch) for a, out in zip(moved, outputs, strict=True)]
+
+
+def _seen(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], source: Tensor, axis: Axis
+) -> Sequence[Axis | None]:
+    """The axis of each output of a view, worked out once for each function, shape and arguments."""
+    if not kwargs and args[0] is source and all(type(a) in (int, tuple, torch.Size) for a in args[1:]):
+        try:
+            return _known_view(func, source.shape, axis, args[1:])
+        except TypeError:  # slices cannot be looked up
+            pass
+    return axes.viewed(axis, source.shape, lambda probe: _on(probe, source, func, args, kwargs))
+
+
+@lru_cache(maxsize=4096)
+def _known_view(
+    func: Callable[..., Any], shape: torch.Size, axis: Axis, rest: tuple[Any, ...]
+) -> tuple[Axis | None, ...]:
+    return tuple(axes.viewed(axis, shape, lambda probe: func(probe, *rest)))
 
 
 def _whole(moved: Axis | None, axis: Axis, old: Sequence[int], new: Sequence[int], batch: int) -> Axis | None:

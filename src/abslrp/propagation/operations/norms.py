@@ -20,7 +20,7 @@ def _moments(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def _per_channel(t: Tensor | None, x: Tensor) -> Tensor | None:
-    return None if t is None else t.detach().reshape(1, -1, *[1] * (x.ndim - 2))
+    return None if t is None else t.detach().reshape((1, -1, *[1] * (x.ndim - 2)))
 
 
 def _norm_plan(
@@ -32,7 +32,7 @@ def _norm_plan(
     bias: Tensor | None,
     running: bool = False,
 ) -> Planned:
-    weight, bias = (None if t is None else t.detach() for t in (weight, bias))
+    weight, bias = (None if t is None else t.detach() if t.requires_grad else t for t in (weight, bias))
     return Planned(Norm(moments, eps, weight, bias, running), (x,), run, follow_unmoved)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from abslrp.propagation import axes
 from abslrp.propagation.axes import Axis
 from abslrp.propagation.functions import Planned
-from abslrp.propagation.kinds import Linear, LinearMap
+from abslrp.propagation.kinds import Linear, LinearMap, summed
 from abslrp.propagation.operations.table import Engine, Row, Run, follow_aligned, follow_same, row
 
 
@@ -84,14 +85,14 @@ LINEAR = Bilinear(
 )
 MATMUL = Bilinear(
     torch.matmul,
-    lambda g, a, b: (g @ b.mT).sum_to_size(a.shape),
-    lambda g, a, b: (a.mT @ g).sum_to_size(b.shape),
+    lambda g, a, b: summed(g @ b.mT, a.shape),
+    lambda g, a, b: summed(a.mT @ g, b.shape),
     (_matmul_rows, _matmul_columns),
 )
 MULTIPLY = Bilinear(
     torch.mul,
-    lambda g, a, b: (g * b).sum_to_size(a.shape),
-    lambda g, a, b: (g * a).sum_to_size(b.shape),
+    lambda g, a, b: summed(g * b, a.shape),
+    lambda g, a, b: summed(g * a, b.shape),
     (follow_aligned, follow_aligned),
 )
 
@@ -177,21 +178,27 @@ def _convolution(
     e: Engine, run: Run, x: Tensor, w: Tensor, bias: Tensor | None, spatial: int, stride: Any, padding: Any, dilation: Any, groups: int,
     transposed: bool = False, output_padding: Any = 0,
 ) -> Any:  # fmt: skip
-    numbers = lambda v: [v] * spatial if isinstance(v, int) else list(v) * (spatial if len(v) == 1 else 1)  # noqa: E731
-    stride, padding, dilation, extra = numbers(stride), numbers(padding), numbers(dilation), numbers(output_padding)
-    aten, shared = torch.ops.aten, (stride, padding, dilation, transposed, extra, groups)
-
-    def gradient(g: Tensor, a: Tensor, b: Tensor, left: bool) -> Tensor:
-        return aten.convolution_backward(g, a, b, None, *shared, [left, not left, False])[0 if left else 1]
-
-    op = Bilinear(
-        lambda a, b: aten.convolution(a, b, None, *shared),
-        lambda g, a, b: gradient(g, a, b, True),
-        lambda g, a, b: gradient(g, a, b, False),
-        (follow_same, lambda axis, _, old, new: None if axis.dim else Axis(1, axis.inner)),
-    )
+    given = (tuple(v) if isinstance(v, list) else v for v in (stride, padding, dilation, output_padding))
+    op = _sliding(spatial, *given, transposed, groups)
     shaped = None if bias is None else bias.detach().reshape(-1, *[1] * spatial)
     return op.plan(e, run, x, w, shaped)
+
+
+@lru_cache(maxsize=1024)
+def _sliding(
+    spatial: int, stride: Any, padding: Any, dilation: Any, extra: Any, transposed: bool, groups: int
+) -> Bilinear:
+    """Convolutions with these numbers."""
+    each = lambda v: (v,) * spatial if isinstance(v, int) else tuple(v) * (spatial if len(v) == 1 else 1)  # noqa: E731
+    shared = (each(stride), each(padding), each(dilation), transposed, each(extra), groups)
+    aten = torch.ops.aten
+    convolution, backward = aten.convolution.default, aten.convolution_backward.default
+    return Bilinear(
+        lambda a, b: convolution(a, b, None, *shared),
+        lambda g, a, b: backward(g, a, b, None, *shared, (True, False, False))[0],
+        lambda g, a, b: backward(g, a, b, None, *shared, (False, True, False))[1],
+        (follow_same, lambda axis, _, old, new: None if axis.dim else Axis(1, axis.inner)),
+    )
 
 
 def _conv(spatial: int) -> Row:
