@@ -226,3 +226,45 @@ def test_parity_with_zennit_on_real_weights(method: str, rule: tuple[Any, ...], 
         theirs = attributor(x.clone().requires_grad_(), start)[1].detach()
     ours = abslrp.explain(model, x, method=method, start=start).maps
     assert float((ours - theirs).norm() / theirs.norm()) < 1e-3  # ε beside float32 activations near 0
+
+
+def test_layers_are_remembered_while_the_model_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    from abslrp.methods import grids
+
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 3)
+            self.head, self.deep, self.looks = torch.nn.Linear(4, 2), True, False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.first(x).relu()
+            if self.deep and not (self.looks and x.sum() < 0):
+                h = self.second(h)
+            return self.head(h.mean((2, 3)))
+
+    looked = []
+    find = grids.find_layer
+    monkeypatch.setattr(grids, "find_layer", lambda query: looked.append(1) or find(query))
+    model, x = Two().eval(), torch.randn(2, 3, 8, 8)
+
+    def gradcam(layer: str, count: int, inputs: torch.Tensor = x, **options: Any) -> None:
+        looked.clear()
+        made = abslrp.explain(model, inputs, 0, "gradcam", **options).maps
+        assert len(looked) == count
+        torch.testing.assert_close(made, abslrp.explain(model, inputs, 0, "gradcam", layer=layer).maps)
+
+    gradcam("second", 1)
+    gradcam("second", 0)
+    gradcam("second", 1, x[:, :, 1:])
+    gradcam("second", 1, forward=lambda v: model(v))
+    model.deep = False
+    gradcam("first", 1)
+    model.deep = True
+    gradcam("second", 0)
+    model.second = torch.nn.Sequential(model.second).eval()
+    gradcam("second", 1)
+    # Where values decide, what is remembered may not run.
+    model.looks = True
+    gradcam("second", 1, x.abs())
+    gradcam("first", 1, -x.abs())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from abslrp.methods.common import Tap
-from abslrp.methods.grids import as_maps, enlarged, find_layer, need_images, normal
+from abslrp.methods.grids import as_maps, enlarged, forget_layer, known_layer, need_images, normal
 from abslrp.methods.relevance import propagated
 from abslrp.query import Answer, Query, grad_of, named_module
 from abslrp.registry import Method, register_method
@@ -64,9 +64,12 @@ def eigencam(A: Tensor, g: Tensor) -> Tensor:
 def cam(query: Query, weighting: Weighting, layer: str | None) -> Answer:
     """ReLU of the weighted activations of a layer, enlarged to the image."""
     need_images(query.inputs, "a class activation map")
-    name = layer or find_layer(query)
+    name, remembered = (layer, False) if layer else known_layer(query)
     with torch.no_grad(), Tap(named_module(query.model, name), leaf=True) as tap:
         outputs = query.forward(query.inputs.detach().clone())
+    if tap.value is None and remembered:
+        forget_layer(query.model)
+        return cam(query, weighting, layer)
     if tap.value is None:
         raise AbslrpError(f"layer {name!r} did not run or gave no tensor: name another with layer=.")
     targets = query.aim(outputs)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isqrt
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,8 @@ from abslrp.propagation.api import propagate
 from abslrp.query import Query
 from abslrp.types import AbslrpError
 
+_PLAIN = (bool, int, float, str, type(None))
+_KEPT = 8
 MOST_PREFIX = 16  # class, distillation and register tokens that a picture may follow
 
 
@@ -73,6 +77,43 @@ def watched(model: nn.Module, note: Any) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+_layers: WeakKeyDictionary[nn.Module, OrderedDict[Hashable, str]] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def known_layer(query: Query) -> tuple[str, bool]:
+    """:func:`find_layer`, remembered for as long as the model is made and set as it was; and whether it was remembered."""
+    model = query.model
+    if not query.divisible or not isinstance(model, nn.Module):
+        return find_layer(query), False
+    made = (_outline(model), query.inputs.shape[1:])
+    with _lock:
+        found = _layers.get(model, OrderedDict()).get(made)
+    if found is not None:
+        return found, True
+    found = find_layer(query)
+    with _lock:
+        mine = _layers.setdefault(model, OrderedDict())
+        mine[made] = found
+        while len(mine) > _KEPT:
+            mine.popitem(last=False)
+    return found, False
+
+
+def forget_layer(model: Any) -> None:
+    """Look for the layer again."""
+    with _lock:
+        _layers.pop(model, None)
+
+
+def _outline(model: nn.Module) -> Hashable:
+    """The modules of a model and their plain settings, which decide what runs."""
+    return tuple(
+        (name, id(module), type(module), tuple((k, v) for k, v in vars(module).items() if isinstance(v, _PLAIN)))
+        for name, module in model.named_modules()
+    )
 
 
 def find_layer(query: Query) -> str:
