@@ -122,7 +122,7 @@ def rows(title: str, results: dict[str, Measured]) -> str:
         if name == "gradient":
             continue
         if one.refused:
-            lines.append(f"| {name} | refuses: {one.refused} | | | |")
+            lines.append(f"| {name} | refuses: {one.refused.partition(': ')[2][:60] or one.refused[:60]} | | | |")
             continue
         # What a graph replays is not seen by the counter, and its memory stays taken.
         replayed = name.endswith(REPLAYED)

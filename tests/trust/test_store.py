@@ -118,6 +118,14 @@ def test_damage_to_what_it_holds(home: Path, order: str, given: Any, says: str) 
     refused(says, use, home)
 
 
+def test_what_the_database_says_becomes_one_line(home: Path) -> None:
+    connection = sqlite3.connect(home / FILE, isolation_level=None)
+    connection.execute("PRAGMA writable_schema = 1")
+    connection.execute("UPDATE sqlite_master SET sql = replace(sql, 'value', '`value\n\n\n') WHERE name = 'scores'")
+    connection.close()
+    refused("cannot be opened as a run", use, home)
+
+
 def test_arrays_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     import io
     import zipfile

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from abslrp.experiments.packed import pack, unpack
-from abslrp.types import AbslrpError
+from abslrp.types import AbslrpError, said
 
 FILE = "run.sqlite"
 VERSION = 1
@@ -98,7 +98,7 @@ class Store:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise AbslrpError(
-                f"{self.path} cannot be written ({error}): free the disk or the file, then run again."
+                f"{self.path} cannot be written ({said(error)}): free the disk or the file, then run again."
             ) from None
         except BaseException as error:
             if self._db.in_transaction:
@@ -209,7 +209,7 @@ class Store:
         try:
             return unpack(found[0][0]) if found else None
         except ValueError as error:
-            raise self._damaged(f"{part} of {method} on {image} {error}") from None
+            raise self._damaged(f"{part} of {method} on {image} {said(error)}") from None
 
     def kept(self) -> list[tuple[str, str, str, str]]:
         """The (image, method, metric, part) of all arrays."""
@@ -264,18 +264,18 @@ def _check(connection: sqlite3.Connection, create: bool) -> None:
         raise ValueError(f"it has version {version} of runs, and this abslrp knows version {VERSION}")
     if not found and not create:
         raise ValueError("it is empty")
-    said = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if said != "ok":
-        raise sqlite3.DatabaseError(" ".join(said.split()))
+    verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if verdict != "ok":
+        raise sqlite3.DatabaseError(" ".join(verdict.split()))
 
 
 def _unopened(path: Path, error: Exception) -> str:
     """Why a run could not be opened, and what to do: a file that is only held by others is not to be thrown away."""
     if "locked" in str(error):
-        return f"{path} is held by another process ({error}): wait until it ends, then run again."
+        return f"{path} is held by another process ({said(error)}): wait until it ends, then run again."
     if isinstance(error, (OSError, sqlite3.OperationalError)):
-        return f"{path} cannot be opened as a run ({error}): name another folder, or one that can be written."
-    return f"{path} cannot be opened as a run ({error}): name another folder, or move it away to begin again."
+        return f"{path} cannot be opened as a run ({said(error)}): name another folder, or one that can be written."
+    return f"{path} cannot be opened as a run ({said(error)}): name another folder, or move it away to begin again."
 
 
 def _has_content(path: Path) -> bool:

@@ -21,7 +21,7 @@ from abslrp.inputs.images import Transform
 from abslrp.inputs.models import LoadedModel
 from abslrp.metrics.bench import Bench
 from abslrp.reporting.files import class_label
-from abslrp.types import AbslrpError
+from abslrp.types import AbslrpError, said
 
 _BATCH = 8
 # On a CPU these would take minutes for what is a picture of a few hundred pixels.
@@ -62,9 +62,9 @@ class Studio:
         try:
             return self.bench.explained(self.methods[method], inputs, targets)
         except (AbslrpError, RuntimeError, NotImplementedError) as error:
-            said = f"{method} has no pictures: {' '.join(str(error).split())}"
-            if said not in self.notes:
-                self.notes.append(said)
+            note = f"{method} has no pictures: {said(error)}."
+            if note not in self.notes:
+                self.notes.append(note)
             return None
 
     def options(self, metric: str) -> dict[str, Any] | None:
@@ -131,7 +131,7 @@ def _config(findings: Findings) -> Config:
         return Config.from_dict(plain)
     except (KeyError, TypeError) as error:
         raise AbslrpError(
-            f"the run's configuration cannot be read ({error}): it was made by another version."
+            f"the run's configuration cannot be read ({said(error)}): it was made by another version."
         ) from None
 
 
