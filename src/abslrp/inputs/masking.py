@@ -143,7 +143,7 @@ def _masked(
     for t, count in enumerate(counts, 1):
         if count > before:
             left = scores.masked_fill(steps != _NEVER, -torch.inf if largest else torch.inf)
-            steps[select(left, count - before, largest=largest)] = t
+            steps.masked_fill_(select(left, count - before, largest=largest), t)
             now = torch.where((steps == _NEVER).view(images.shape), images, 0.0)
             slope, output = gradient(now, targets)
             scores = (now * slope).abs().nan_to_num(0.0, 0.0, 0.0).flatten(1)
