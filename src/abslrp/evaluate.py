@@ -116,7 +116,7 @@ def evaluate(
     asked = choose_methods(methods, model)
     for one in asked:
         one.tf32 = tf32
-    with undisturbed(x), precision(tf32):
+    with undisturbed(x), precision(tf32 and x.is_cuda):
         set_sizes(bench, asked, x, batch_size)
         found: dict[str, dict[str, list[tuple[Piece, Outcome]]]] = {
             m.name: {a.name: [] for a in asked} for m, _ in chosen

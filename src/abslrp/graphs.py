@@ -25,6 +25,7 @@ from abslrp.types import AbslrpError, brief, capturing, out_of_memory, said
 
 _MOST, _SHARE = 16, 4  # recordings of a model, and the part of the GPU's memory that they may hold: a fourth
 _TRIES = 2
+_ATTENTIONS = ("flash", "mem_efficient", "math", "cudnn")
 _PLAIN = (bool, int, float, str, type(None))
 _NEAR = 1e-2
 
@@ -175,14 +176,30 @@ def _settings(x: Tensor) -> tuple[Hashable, ...]:
         x.dtype,
         x.device,
         torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
-        torch.backends.cudnn.deterministic,
-        torch.backends.cudnn.benchmark,
+        *(getattr(torch.backends.cudnn, name) for name in ("enabled", "deterministic", "benchmark")),
+        *_products(),
+        *(getattr(torch.backends.cuda, f"{name}_sdp_enabled", bool)() for name in _ATTENTIONS),
         torch.are_deterministic_algorithms_enabled(),
     )
 
 
+def _products() -> Iterator[Hashable]:
+    """How products are rounded; torch's older names raise where its newer ones were used."""
+    matmul = torch.backends.cuda.matmul
+    yield matmul.allow_fp16_reduced_precision_reduction
+    yield matmul.allow_bf16_reduced_precision_reduction
+    for read in (lambda: torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision):
+        try:
+            yield read()
+        except RuntimeError:
+            yield None
+    for place in (torch.backends.cudnn, matmul):
+        for part in (place, getattr(place, "conv", None)):
+            yield getattr(part, "fp32_precision", None)
+
+
 def _state(model: nn.Module) -> list[Any]:
-    """Where the tensors of a model lie, and its plain settings."""
+    """Where the tensors of a model lie, and its settings."""
     found: list[Any] = []
     for module in model.modules():
         found.append(id(module))
@@ -191,9 +208,21 @@ def _state(model: nn.Module) -> list[Any]:
         for name, value in vars(module).items():
             if isinstance(value, Tensor):
                 found.append((name, value.data_ptr()))
-            elif not name.startswith("_") and _plain(value):
-                found.append((name, value))
+            elif not name.startswith("_"):
+                found.append((name, value if _plain(value) else _seen(value)))
     return found
+
+
+def _seen(value: Any) -> Any:
+    """What is in a list or dict, if it is plain, and else which object it is."""
+    items = (
+        list(value.items())
+        if isinstance(value, dict)
+        else list(value)
+        if isinstance(value, (list, tuple, set))
+        else None
+    )
+    return items if items is not None and all(map(_plain, items)) else id(value)
 
 
 def _plain(value: Any) -> bool:

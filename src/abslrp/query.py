@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -343,86 +342,105 @@ def uncompiled(model: Callable[..., Any]) -> Iterator[None]:
                 _eager.stack.close()
 
 
-@dataclass
-class _Precise:
-    """How many calls compute in full precision just now, and what puts torch's settings back."""
+class _Products:
+    """Who wants products in full precision and who wants them rounded; torch knows one setting for all threads.
 
-    depth: int = 0
-    back: list[Callable[[], None]] = field(default_factory=list)
-    lock: Any = field(default_factory=threading.Lock)
+    The first of them keeps what was set and the last puts it back. Full precision wins where both are asked for.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.asked = {True: 0, False: 0}
+        self.rounded: bool | None = None
+        self.back: list[Callable[[], None]] = []
+
+    def change(self, tf32: bool, by: int) -> None:
+        with self.lock:
+            if not any(self.asked.values()):
+                self.back = [_kept(*way) for way in _ways()]
+            self.asked[tf32] += by
+            if not any(self.asked.values()):
+                for put_back in self.back:
+                    put_back()
+                self.rounded = None
+            elif self.rounded is not (not self.asked[False]):
+                self.rounded = not self.asked[False]
+                for _, set_to, places, values in _ways():
+                    _set(set_to, values[self.rounded], places, "tf32" if self.rounded else "ieee")
 
 
-_precise = _Precise()
+_products = _Products()
 
 
 @contextmanager
-def full_precision() -> Iterator[None]:
-    """Products on CUDA in float32 as such, not rounded to TF32 on the way, which torch does in convolutions unless told not to.
+def precision(tf32: bool) -> Iterator[None]:
+    """Products on CUDA in float32 as such, or rounded to TF32 on the way: two to four times as fast, to three digits.
 
     A rule divides by outputs, some of which are nearly 0, so rounding to ten bits can turn a map over: on ViT-Tiny the
     contrastiveness of single mosaics moved by up to .4, and maps of VGG16 stood up to .03 of their size from the CPU's. Torch
-    knows one setting for all threads: the first of them sets it, the last one puts it back.
+    rounds in convolutions unless told not to.
     """
-    with _precise.lock:
-        _precise.depth += 1
-        if _precise.depth == 1:
-            _precise.back = [_in_convolutions(False), _in_products(False)]
+    _products.change(tf32, 1)
     try:
         yield
     finally:
-        with _precise.lock:
-            _precise.depth -= 1
-            if not _precise.depth:
-                for put_back in _precise.back:
-                    put_back()
+        _products.change(tf32, -1)
 
 
-@contextmanager
-def rounded_products() -> Iterator[None]:
-    """Products on CUDA rounded to TF32 on the way, in convolutions and elsewhere: two to four times as fast, to three digits."""
-    back = [_in_convolutions(True), _in_products(True)]
-    try:
-        yield
-    finally:
-        for put_back in back:
-            put_back()
+def full_precision() -> AbstractContextManager[None]:
+    """Products on CUDA in float32 as such; see :func:`precision`."""
+    return precision(False)
 
 
-def precision(tf32: bool) -> AbstractContextManager[None]:
-    """:func:`rounded_products` or :func:`full_precision`."""
-    return rounded_products() if tf32 else full_precision()
+_Way = tuple[Callable[[], Any], Callable[[Any], object], list[Any], dict[bool, Any]]
 
 
-def _in_convolutions(tf32: bool) -> Callable[[], None]:
-    cudnn: Any = torch.backends.cudnn
-    newer = [getattr(cudnn, name) for name in ("conv", "rnn") if hasattr(cudnn, name)]
-    return _set(lambda: cudnn.allow_tf32, lambda value: setattr(cudnn, "allow_tf32", value), tf32, newer, tf32)
+def _ways() -> list[_Way]:
+    """For convolutions and for products: how torch's older name is read and set, the places of its newer ones, and the values
+    for rounding and not."""
+    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+    convolutions: list[Any] = [getattr(cudnn, name) for name in ("conv", "rnn") if hasattr(cudnn, name)]
+    matmul: list[Any] = [torch.backends.cuda.matmul] if hasattr(cudnn, "conv") else []
+    matmul += [mkldnn.matmul] if hasattr(mkldnn, "matmul") else []
+    return [
+        (
+            lambda: cudnn.allow_tf32,
+            lambda value: setattr(cudnn, "allow_tf32", value),
+            convolutions,
+            {True: True, False: False},
+        ),
+        (
+            torch.get_float32_matmul_precision,
+            torch.set_float32_matmul_precision,
+            matmul,
+            {True: "high", False: "highest"},
+        ),
+    ]
 
 
-def _in_products(tf32: bool) -> Callable[[], None]:
-    matmul = torch.backends.cuda.matmul
-    newer = [matmul] if hasattr(torch.backends.cudnn, "conv") else []
-    value = "high" if tf32 else "highest"
-    return _set(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, value, newer, tf32)
-
-
-def _set(
-    get: Callable[[], Any], set_to: Callable[[Any], object], value: Any, newer: Sequence[Any], tf32: bool
-) -> Callable[[], None]:
-    """Set by torch's older names, or by its ``newer`` ones where these were used, which the older do not understand."""
-    before = [place.fp32_precision for place in newer]
-    try:
-        older = get()
+def _set(set_to: Callable[[Any], object], value: Any, places: Sequence[Any], newer: str) -> None:
+    """Set by torch's older name; and by its newer ones where these were used, which the older does not understand or change."""
+    with suppress(RuntimeError):
         set_to(value)
-        put_back = partial(set_to, older)
-    except RuntimeError:
-        put_back = partial(int)
-        for place in newer:
-            place.fp32_precision = "tf32" if tf32 else "ieee"
+    for place in places:
+        if (place.fp32_precision == "tf32") is not (newer == "tf32"):
+            place.fp32_precision = newer
+
+
+def _kept(get: Callable[[], Any], set_to: Callable[[Any], object], places: Sequence[Any], _: Any) -> Callable[[], None]:
+    """What puts a setting back as it is now."""
+    before = [place.fp32_precision for place in places]
+    older = None
+    with suppress(RuntimeError):
+        older = get()
 
     def again() -> None:
-        put_back()
-        for place, mine in zip(newer, before, strict=True):
+        if older is not None:
+            with suppress(RuntimeError):
+                set_to(older)
+        for place, mine in zip(places, before, strict=True):
+            # "none" is to follow the setting above it, as it did if it reads the same so.
+            place.fp32_precision = "none"
             if place.fp32_precision != mine:
                 place.fp32_precision = mine
 

@@ -228,43 +228,60 @@ def test_parity_with_zennit_on_real_weights(method: str, rule: tuple[Any, ...], 
     assert float((ours - theirs).norm() / theirs.norm()) < 1e-3  # ε beside float32 activations near 0
 
 
-def test_layers_are_remembered_while_the_model_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_are_remembered_while_the_model_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     from abslrp.methods import grids
 
-    class Two(torch.nn.Module):
+    class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second = torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 3)
-            self.head, self.deep, self.looks = torch.nn.Linear(4, 2), True, False
+            self.a, self.b = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+            self.head, self.order, self.looks = nn.Linear(3, 2), ["a", "b"], False
+            self.register_buffer("turned", torch.tensor(False))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            h = self.first(x).relu()
-            if self.deep and not (self.looks and x.sum() < 0):
-                h = self.second(h)
-            return self.head(h.mean((2, 3)))
+        def forward(self, x: Tensor) -> Tensor:
+            order = self.order[::-1] if self.turned or (self.looks and x.sum() < 0) else self.order
+            for name in order:
+                x = getattr(self, name)(x).relu()
+            return self.head(x.mean((2, 3)))
 
-    looked = []
-    find = grids.find_layer
-    monkeypatch.setattr(grids, "find_layer", lambda query: looked.append(1) or find(query))
-    model, x = Two().eval(), torch.randn(2, 3, 8, 8)
+    walked: list[int] = []
+    walk = grids.walk
+    monkeypatch.setattr(grids, "walk", lambda query: walked.append(1) or walk(query))
 
-    def gradcam(layer: str, count: int, inputs: torch.Tensor = x, **options: Any) -> None:
-        looked.clear()
+    def gradcam(model: nn.Module, layer: str, walks: int, inputs: Tensor, **options: Any) -> None:
+        walked.clear()
         made = abslrp.explain(model, inputs, 0, "gradcam", **options).maps
-        assert len(looked) == count
+        assert len(walked) == walks
         torch.testing.assert_close(made, abslrp.explain(model, inputs, 0, "gradcam", layer=layer).maps)
 
-    gradcam("second", 1)
-    gradcam("second", 0)
-    gradcam("second", 1, x[:, :, 1:])
-    gradcam("second", 1, forward=lambda v: model(v))
-    model.deep = False
-    gradcam("first", 1)
-    model.deep = True
-    gradcam("second", 0)
-    model.second = torch.nn.Sequential(model.second).eval()
-    gradcam("second", 1)
-    # Where values decide, what is remembered may not run.
-    model.looks = True
-    gradcam("second", 1, x.abs())
-    gradcam("first", 1, -x.abs())
+    x = torch.randn(2, 3, 8, 8)
+    net = Net().eval()
+    gradcam(net, "b", 1, x)
+    gradcam(net, "b", 0, x)
+    gradcam(net, "b", 0, x[:1])
+    gradcam(net, "b", 1, x[:, :, 1:])
+    gradcam(net, "b", 1, x, forward=lambda v: net(v))
+    gradcam(net, "b", 0, x)
+    net.order[:] = ["b", "a"]
+    for walks in (1, 1):  # from now on it is looked for each time
+        gradcam(net, "a", walks, x)
+
+    def turn(net: Any) -> None:
+        net.turned.fill_(True)
+
+    def replace(net: Any) -> None:
+        net.b = nn.Sequential(nn.Conv2d(3, 3, 3), net.b).eval()
+
+    def forward(net: Any) -> None:
+        net.forward = lambda v: net.head(net.a(net.b(v)).mean((2, 3)))
+
+    for change, layer in ((turn, "a"), (replace, "b"), (forward, "a")):
+        net = Net().eval()
+        gradcam(net, "b", 1, x)
+        change(net)
+        gradcam(net, layer, 1, x)
+    net = Net().eval()
+    net.looks = True
+    gradcam(net, "b", 1, x.abs())
+    gradcam(net, "a", 1, -x.abs())
+    gradcam(net, "b", 1, x.abs())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -590,3 +592,91 @@ def test_a_function_with_a_new_meaning_does_not_run_as_it_is() -> None:
         OPERATIONS[torch.tanh] = before
         for group in groups:
             group.add(torch.tanh)
+
+
+class Mixed(nn.Module):
+    """Looks at the mean of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        h = F.relu(self.b(h) + h.mean(0, keepdim=True)[:, :, 1:-1, 1:-1])
+        return self.head(h.mean((2, 3)))
+
+
+class Attending(nn.Module):
+    """Attention over tokens, or, where these are taken for the batch, over the batch."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.a, self.head = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 3)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.relu(self.a(x).flatten(2).transpose(1, 2))
+        return self.head(F.relu(self.attention(h, h, h, need_weights=False)[0]).mean(1))
+
+
+class Stacked(nn.Module):
+    """One image after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.stack([F.relu(self.a(one[None]))[0] for one in x]).mean((2, 3)))
+
+
+class Folded(nn.Module):
+    """Channels go into the batch and come back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(1, 2, 3), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.relu(self.a(x))
+        h = F.relu(self.b(h.reshape(-1, 1, 6, 6))).view(len(x), -1, 4, 4)
+        return self.head(F.relu(h).mean((2, 3)))
+
+
+@pytest.mark.parametrize("method", ["guided-backprop", "deconvolution", "guided-gradcam"])
+@pytest.mark.parametrize(
+    "model",
+    [Mixed(), Attending(True), Attending(False), Stacked(), Folded()],
+    ids=["mixed", "attending", "attending across", "stacked", "folded"],
+)
+def test_images_of_a_batch_are_not_mixed_where_only_rectifiers_have_a_rule(model: nn.Module, method: str) -> None:
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+    targets = [0, 1, 2, 0]
+    if isinstance(model, Folded) and method == "guided-gradcam":
+        with pytest.raises(abslrp.AbslrpError, match="'b' gave 4 maps for 1 input"):
+            abslrp.explain(model.eval(), x, targets, method)
+        return
+    together = abslrp.explain(model.eval(), x, targets, method)
+    alone = [abslrp.explain(model, x[i : i + 1], targets[i], method) for i in range(4)]
+    torch.testing.assert_close(together.maps, torch.cat([one.maps for one in alone]))
+    torch.testing.assert_close(together.outputs, torch.cat([one.outputs for one in alone]))
+
+
+def test_what_is_registered_holds_for_functions_in_place_too() -> None:
+    code = """
+import torch
+from torch import nn
+import abslrp
+a, b, head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(4, 3)
+class Net(nn.Module):
+    def forward(self, x):
+        return head(b(a(x).relu_()).relu_().mean((2, 3)))
+x = torch.randn(2, 3, 8, 8, requires_grad=True)
+(slope,) = torch.autograd.grad(Net()(x)[:, 0].sum(), x)
+maps = lambda: abslrp.explain(Net().eval(), x.detach(), 0, "guided-backprop").maps
+assert not torch.allclose(maps(), slope)
+abslrp.register_operation(torch.Tensor.relu, "structural", replace=True)  # relevance passes it as the gradient does
+assert torch.allclose(maps(), slope)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -176,7 +176,7 @@ class Worker:
             {one.label: (one.name, one.settings()) for one in setup.methods}, self.bench.query.model
         )
         self.asked = {one.name: Fitted(one.name, one.model, one.how, one.options, tf32=setup.tf32) for one in chosen}
-        self._tf32 = setup.tf32
+        self._tf32 = setup.tf32 and setup.device.startswith("cuda")
         self._unfit: dict[str, str] = {}
         self._chunk = -1
         self._prepared = _NOTHING

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from abslrp.methods.common import Tap
-from abslrp.methods.grids import as_maps, enlarged, forget_layer, known_layer, need_images, normal
+from abslrp.methods.grids import as_maps, enlarged, forget_layer, known_layer, need_images, normal, order_of
 from abslrp.methods.relevance import propagated
+from abslrp.propagation.axes import BatchLost
 from abslrp.query import Answer, Query, grad_of, named_module
 from abslrp.registry import Method, register_method
 from abslrp.types import AbslrpError, brief
@@ -64,14 +66,20 @@ def eigencam(A: Tensor, g: Tensor) -> Tensor:
 def cam(query: Query, weighting: Weighting, layer: str | None) -> Answer:
     """ReLU of the weighted activations of a layer, enlarged to the image."""
     need_images(query.inputs, "a class activation map")
-    name, remembered = (layer, False) if layer else known_layer(query)
-    with torch.no_grad(), Tap(named_module(query.model, name), leaf=True) as tap:
+    name, expected = (layer, None) if layer else known_layer(query)
+    watching = nullcontext() if expected is None else order_of(query.model)
+    with torch.no_grad(), watching as order, Tap(named_module(query.model, name), leaf=True) as tap:
         outputs = query.forward(query.inputs.detach().clone())
-    if tap.value is None and remembered:
-        forget_layer(query.model)
+    if order != expected:
+        forget_layer(query)
         return cam(query, weighting, layer)
     if tap.value is None:
         raise AbslrpError(f"layer {name!r} did not run or gave no tensor: name another with layer=.")
+    if tap.value.ndim and len(tap.value) != len(query.inputs):
+        # One by one they may be told apart: a layer that runs once for each input shows the last of them only.
+        raise (BatchLost if len(query.inputs) > 1 else AbslrpError)(
+            f"layer {name!r} gave {len(tap.value)} maps for {len(query.inputs)} input(s): name another with layer=."
+        )
     targets = query.aim(outputs)
     g = grad_of(outputs.gather(1, targets.reshape(-1, 1)), tap.value)
     coarse = weighting(*(normal(as_maps(t, query.inputs)) for t in (tap.value.detach(), g)))

@@ -19,7 +19,6 @@ from abslrp.propagation.api import propagate
 from abslrp.query import Query
 from abslrp.types import AbslrpError
 
-_PLAIN = (bool, int, float, str, type(None))
 _KEPT = 8
 MOST_PREFIX = 16  # class, distillation and register tokens that a picture may follow
 
@@ -79,46 +78,61 @@ def watched(model: nn.Module, note: Any) -> Iterator[None]:
             handle.remove()
 
 
-_layers: WeakKeyDictionary[nn.Module, OrderedDict[Hashable, str]] = WeakKeyDictionary()
+Order = list[tuple[str, tuple[int, ...]]]
+"""The modules that finished, one after the other, and the shapes of one input's outputs."""
+
+_layers: WeakKeyDictionary[nn.Module, OrderedDict[Hashable, tuple[str, Order] | None]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def known_layer(query: Query) -> tuple[str, bool]:
-    """:func:`find_layer`, remembered for as long as the model is made and set as it was; and whether it was remembered."""
-    model = query.model
+def known_layer(query: Query) -> tuple[str, Order | None]:
+    """:func:`find_layer`, or what it found before with the order of modules that has to be seen for it to hold."""
+    model: Any = query.model
     if not query.divisible or not isinstance(model, nn.Module):
-        return find_layer(query), False
-    made = (_outline(model), query.inputs.shape[1:])
-    with _lock:
-        found = _layers.get(model, OrderedDict()).get(made)
-    if found is not None:
-        return found, True
-    found = find_layer(query)
+        return find_layer(query), None
     with _lock:
         mine = _layers.setdefault(model, OrderedDict())
-        mine[made] = found
-        while len(mine) > _KEPT:
-            mine.popitem(last=False)
-    return found, False
+        known = query.inputs.shape[1:] in mine
+        found = mine.get(query.inputs.shape[1:])
+    if found is not None:
+        return found
+    events = walk(query)
+    layer = _last_map(events)
+    if not known:
+        with _lock:
+            mine[query.inputs.shape[1:]] = layer, [(e.name, e.shape[1:]) for e in events if e.module is not None]
+            while len(mine) > _KEPT:
+                mine.popitem(last=False)
+    return layer, None
 
 
-def forget_layer(model: Any) -> None:
-    """Look for the layer again."""
+def forget_layer(query: Query) -> None:
+    """Look for the layer each time from now on: the model does not do the same every time."""
+    model: Any = query.model
     with _lock:
-        _layers.pop(model, None)
+        _layers.setdefault(model, OrderedDict())[query.inputs.shape[1:]] = None
 
 
-def _outline(model: nn.Module) -> Hashable:
-    """The modules of a model and their plain settings, which decide what runs."""
-    return tuple(
-        (name, id(module), type(module), tuple((k, v) for k, v in vars(module).items() if isinstance(v, _PLAIN)))
-        for name, module in model.named_modules()
-    )
+@contextmanager
+def order_of(model: Any) -> Iterator[Order]:
+    """The order of modules while the model runs inside."""
+    order: Order = []
+
+    def note(name: str, module: nn.Module, output: Any) -> None:
+        value = output[0] if isinstance(output, (tuple, list)) and output else output
+        if isinstance(value, Tensor):
+            order.append((name, tuple(value.shape[1:])))
+
+    with watched(model, note):
+        yield order
 
 
 def find_layer(query: Query) -> str:
     """The layer to look at: before the last attention the norm that feeds it, else the last map of convolutions."""
-    events = walk(query)
+    return _last_map(walk(query))
+
+
+def _last_map(events: list[Event]) -> str:
     attended = [i for i, e in enumerate(events) if e.module is None]
     norms = [i for i, e in enumerate(events) if _is_norm(e) and _spatial(e.shape)]
     if attended:

@@ -70,6 +70,11 @@ _IN_PLACE = _in_place_forms()
 WRITING = {Tensor.__setitem__, *_IN_PLACE}
 
 
+def twin_of(func: Any) -> Any:
+    """What computes the same as a function that writes over its first argument, without writing; None where it does not write."""
+    return _IN_PLACE.get(func)
+
+
 class Run:
     """An operation with its arguments, out of place; ``name`` is the function's."""
 

@@ -81,7 +81,7 @@ class Propagation(TorchFunctionMode):
         self.unlinked = False
         self._known = Known(rules)
         self._shortcut = shortcut(rules) if unknown == "gradient" and not measure else None
-        self.batch = 0 if self._shortcut is None else 1  # nothing asks where the batch lies
+        self.batch = 0 if self._shortcut is None or rules else 1  # where nothing has a rule, nothing asks for the batch
         self.last_pass = False
 
     # ------------------------------------------------------------ before and after

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from abslrp.propagation.calls import WRITING, Run, writes, writes_if_told
+from abslrp.propagation.calls import WRITING, Run, twin_of, writes, writes_if_told
 from abslrp.propagation.functions import Host, Keeper, apply_rectified
 from abslrp.propagation.lrp import RECTIFIED, gate_guided
 from abslrp.propagation.operations import CONSTANT, STOPPED
 from abslrp.propagation.operations.composite import attention
 from abslrp.propagation.operations.table import forms
 from abslrp.propagation.rulesets import Rule
+from abslrp.propagation.samples import leaves_samples
 from abslrp.propagation.states import writable
 from abslrp.propagation.structural import STRUCTURAL
 
@@ -51,9 +52,9 @@ _MAY_WRITE = WRITING | {f for f in _GRADIENT | _RECTIFIED if writes_if_told(f)}
 
 
 def forget(function: Callable[..., Any]) -> None:
-    """A function that somebody gave another meaning."""
+    """A function that somebody gave another meaning, and those that do the same in place."""
     for known in (_GRADIENT, _RECTIFIED, _MAX):
-        known.discard(function)
+        known -= {f for f in known if f is function or twin_of(f) is function}
 
 
 class Shortcut:
@@ -65,6 +66,8 @@ class Shortcut:
 
     def __call__(self, host: Host, keeper: Keeper, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not _alone(args, kwargs):
+            return NotImplemented
+        if self._ruled and host.batch > 1 and not leaves_samples(func, args, kwargs, host.batch):
             return NotImplemented
         if func in _MAX and self._ruled:
             if writes(func, args, kwargs):
