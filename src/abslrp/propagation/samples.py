@@ -122,7 +122,7 @@ _CHECKS: dict[Callable[..., Any], Check] = {
     **_BINARY,
     **_checks(
         *((f"avg_pool{n}d adaptive_avg_pool{n}d max_pool{n}d", _spatial(n)) for n in (1, 2, 3)),
-        ("neg __neg__ relu relu_ relu6 leaky_relu hardtanh contiguous clone", _always),
+        ("neg __neg__ relu relu_ relu6 leaky_relu hardtanh contiguous clone dropout", _always),
         ("elu selu gelu silu mish softplus hardswish hardsigmoid sigmoid tanh", _always),
         ("softmax log_softmax mean sum", _beyond("dim")),
         ("flatten", _beyond("start_dim")),
