@@ -20,7 +20,8 @@ import torch
 import abslrp
 from abslrp.evaluate import choose_methods, set_sizes
 from abslrp.metrics.bench import Bench
-from abslrp.query import full_precision, make_query, undisturbed
+from abslrp.precision import full_precision
+from abslrp.query import make_query, undisturbed
 from benchmarks.networks import NETWORKS, Task, gradient
 
 

@@ -25,7 +25,8 @@ from abslrp.evaluate import Asked, Piece, choose_methods, choose_metrics, pieces
 from abslrp.experiments.paper import published
 from abslrp.experiments.statistics import best, interval, wilcoxon
 from abslrp.metrics.bench import Bench
-from abslrp.query import full_precision, make_query, undisturbed
+from abslrp.precision import full_precision
+from abslrp.query import make_query, undisturbed
 from abslrp.types import AbslrpError
 
 # Enough for a comparison, and affordable for thousands of maps.

@@ -16,8 +16,9 @@ from abslrp.inputs.draws import content_ids
 from abslrp.memory import batch_size as fitting
 from abslrp.memory import halving
 from abslrp.metrics.bench import Bench, Boxes, Explainer, Outcome, numbers_only
+from abslrp.precision import precision
 from abslrp.progress import shown
-from abslrp.query import check_inputs, check_model, make_query, precision, undisturbed, unwrap
+from abslrp.query import check_inputs, check_model, make_query, undisturbed, unwrap
 from abslrp.registry import Method, Metric
 from abslrp.registry import method as find_method
 from abslrp.registry import metric as find_metric

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from abslrp.evaluate import Methods, check_ids, choose_methods, names_of
 from abslrp.metrics import text as kernels
+from abslrp.precision import full_precision
 from abslrp.progress import shown
-from abslrp.query import check_model, full_precision, gradient, logits, undisturbed, unwrap
+from abslrp.query import check_model, gradient, logits, undisturbed, unwrap
 from abslrp.text import (
     TEXT_DEFAULT,
     Encoded,

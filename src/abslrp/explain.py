@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from abslrp import graphs, memory
+from abslrp.precision import full_precision
 from abslrp.propagation.axes import BatchLost
-from abslrp.query import Answer, Query, full_precision, make_query, undisturbed
+from abslrp.query import Answer, Query, make_query, undisturbed
 from abslrp.registry import Method
 from abslrp.registry import method as find_method
 from abslrp.types import AbslrpError, Attribution, Target, brief, capturing

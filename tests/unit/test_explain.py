@@ -234,6 +234,7 @@ def test_imports_flow_one_way() -> None:
         "checks": {"types"},
         "memory": {"types"},
         "progress": set(),
+        "precision": set(),
         "propagation": {"types", "propagation"},
         "registry": {"types", "query"},
         "query": {"types"},
@@ -241,8 +242,8 @@ def test_imports_flow_one_way() -> None:
         "inputs": {"types", "inputs"},
         "metrics": {"types", "checks", "inputs", "registry", "query", "metrics"},
         "reporting": {"types", "reporting", "propagation"},
-        "explain": {"types", "memory", "propagation", "registry", "query", "methods"},
-        "evaluate": {"types", "explain", "inputs", "memory", "metrics", "progress", "query", "registry"},
+        "explain": {"types", "memory", "precision", "propagation", "registry", "query", "methods"},
+        "evaluate": {"types", "explain", "inputs", "memory", "metrics", "precision", "progress", "query", "registry"},
     }
     for file in package.rglob("*.py"):
         room = file.relative_to(package).parts[0].removesuffix(".py")

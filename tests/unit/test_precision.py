@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import abslrp
-from abslrp.query import full_precision, precision
+from abslrp.precision import full_precision, precision
 
 
 def test_full_precision_is_put_back() -> None:
@@ -29,7 +29,7 @@ def test_settings_by_torchs_newer_names_are_put_back(place: tuple[str, str]) -> 
     name, value = place
     code = f"""
 import torch
-from abslrp.query import full_precision, precision
+from abslrp.precision import full_precision, precision
 places = [torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul]
 torch.backends.{name}.fp32_precision = {value!r}
 before = [p.fp32_precision for p in places]
@@ -48,7 +48,7 @@ def test_the_setting_above_all_others_is_met_and_kept() -> None:
         pytest.skip("this torch has no such setting")
     code = """
 import torch
-from abslrp.query import precision
+from abslrp.precision import precision
 B = torch.backends
 places = [B, B.cudnn, B.cudnn.conv, B.cudnn.rnn, B.cuda.matmul, B.mkldnn, B.mkldnn.matmul, B.mkldnn.conv]
 now = lambda: [p.fp32_precision for p in places]

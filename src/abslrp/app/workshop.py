@@ -21,8 +21,9 @@ from abslrp.evaluate import Piece, choose_methods, choose_metrics, run_pieces, s
 from abslrp.inputs.models import SAMPLES, LoadedModel, load_model
 from abslrp.inputs.sentences import TextClassifier, load_text_classifier
 from abslrp.metrics.bench import Bench
+from abslrp.precision import full_precision
 from abslrp.propagation.coverage import Coverage
-from abslrp.query import full_precision, logits, make_query, undisturbed
+from abslrp.query import logits, make_query, undisturbed
 from abslrp.reporting.files import class_label
 from abslrp.text import TextAttribution
 from abslrp.types import AbslrpError

@@ -16,7 +16,8 @@ from abslrp.inputs.models import LoadedModel
 from abslrp.inputs.mosaics import Mosaic
 from abslrp.metrics import gae
 from abslrp.metrics.maps import positive_part
-from abslrp.query import full_precision, undisturbed
+from abslrp.precision import full_precision
+from abslrp.query import undisturbed
 from abslrp.types import AbslrpError
 
 _EXTREMES = 5

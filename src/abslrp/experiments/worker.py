@@ -22,7 +22,8 @@ from abslrp.experiments.store import Row
 from abslrp.inputs.datasets import Dataset
 from abslrp.inputs.models import LoadedModel
 from abslrp.metrics.bench import Bench, Boxes, Explainer, Outcome, numbers_only
-from abslrp.query import make_query, precision, undisturbed, unwrap
+from abslrp.precision import precision
+from abslrp.query import make_query, undisturbed, unwrap
 from abslrp.registry import Metric
 from abslrp.registry import metric as find_metric
 from abslrp.types import AbslrpError
