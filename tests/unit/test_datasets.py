@@ -512,6 +512,12 @@ def test_voc_mask_has_class_numbers(voc: Path) -> None:
     Image.new("L", (2, 2), 77).save(voc / "odd.png")
     with pytest.raises(AbslrpError, match="not a mask of Pascal VOC"):
         read_mask(voc / "odd.png")
+    Image.new("RGB", (2, 2)).save(voc / "odd.png")
+    with pytest.raises(AbslrpError, match="not a mask of Pascal VOC"):
+        read_mask(voc / "odd.png")
+    Image.new("L", (6000, 6000)).save(voc / "odd.png")
+    with pytest.raises(AbslrpError, match="too many pixels for a mask"):
+        read_mask(voc / "odd.png")
     with pytest.raises(AbslrpError, match="not a mask that Pillow can read"):
         read_mask(voc / "ImageSets" / "Main" / "val.txt")
 

@@ -122,6 +122,9 @@ def read_annotation(path: str | os.PathLike[str], *, difficult: bool = False) ->
         raise _broken(path, str(error)) from None
 
 
+_LARGEST_MASK = 2**25
+
+
 def read_mask(path: str | os.PathLike[str]) -> np.ndarray:
     """Read a segmentation mask as uint8 (height, width): 0 background, 1..20 the classes, 255 the edges of objects.
 
@@ -132,18 +135,24 @@ def read_mask(path: str | os.PathLike[str]) -> np.ndarray:
     ...     read_mask(f"{folder}/cat.png").tolist()
     [[8, 8, 8], [8, 8, 8]]
     """
+    none_such = AbslrpError(f"{path} is not a mask of Pascal VOC: use a palette PNG with the classes 0 to 20 and 255.")
     try:
         with open_image(path) as image:
-            mode, classes = image.mode, np.array(image)
+            if image.width * image.height > _LARGEST_MASK:
+                raise AbslrpError(f"{path} has too many pixels for a mask, above 2^25: scale it down first.")
+            # Looked at before it becomes an array, which takes its memory once more.
+            if image.mode not in ("P", "L"):
+                raise none_such
+            counts = image.histogram()
+            if any(counts[len(VOC_CLASSES) + 1 : 255]):
+                raise none_such
+            return np.array(image, dtype=np.uint8)
+    except AbslrpError:
+        raise
     except Exception as error:  # Damaged files surface as anything from OSError to struct.error and SyntaxError.
         raise AbslrpError(
             f"{path} is not a mask that Pillow can read ({_reason(error)}): get the file again."
         ) from None
-    # As a table of all that a byte can be, which takes no memory beside the mask.
-    known = np.isin(np.arange(256), [*range(len(VOC_CLASSES) + 1), 255])
-    if mode not in ("P", "L") or not known[classes].all():
-        raise AbslrpError(f"{path} is not a mask of Pascal VOC: use a palette PNG with the classes 0 to 20 and 255.")
-    return classes.astype(np.uint8)
 
 
 def _parse(path: Path) -> ElementTree.Element:
