@@ -77,7 +77,7 @@ def evaluate(
     out: Annotated[Path | None, typer.Option("--out", help=f"The run's folder; else {_OUT}.")] = None,
     device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps …; else cpu.")] = None,
     tf32: Annotated[
-        bool | None, typer.Option("--tf32", help="Products rounded to TF32 on CUDA: faster, to three digits.")
+        bool | None, typer.Option("--tf32", help="Products rounded to TF32 on CUDA: faster, less exact.")
     ] = None,
     batch: Annotated[str | None, typer.Option("--batch", metavar="auto|N", help="Inputs at a time; else auto.")] = None,
     engine: Annotated[str | None, typer.Option("--engine", help="local or ray; else local.")] = None,

@@ -42,7 +42,7 @@ _products = _Products()
 
 @contextmanager
 def precision(tf32: bool) -> Iterator[None]:
-    """Products on CUDA in float32 as such, or rounded to TF32 on the way: two to four times as fast, to three digits.
+    """Products on CUDA in float32 as such, or rounded to TF32 on the way, which is faster.
 
     A rule divides by outputs, some of which are nearly 0, so rounding to ten bits can turn a map over: on ViT-Tiny the
     contrastiveness of single mosaics moved by up to .4, and maps of VGG16 stood up to .03 of their size from the CPU's. Torch
@@ -66,10 +66,11 @@ _Way = tuple[Callable[[], Any], Callable[[Any], object], list[Any], dict[bool, A
 def _ways() -> list[_Way]:
     """For convolutions and for products: how torch's older name is read and set, the places of its newer ones, and the values
     for rounding and not."""
-    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+    backends: Any = torch.backends
+    cudnn, mkldnn = backends.cudnn, backends.mkldnn
     convolutions: list[Any] = [getattr(cudnn, name) for name in ("conv", "rnn") if hasattr(cudnn, name)]
-    matmul: list[Any] = [torch.backends.cuda.matmul] if hasattr(cudnn, "conv") else []
-    matmul += [mkldnn.matmul] if hasattr(mkldnn, "matmul") else []
+    # Torch has had the newer names for all of them at once.
+    matmul: list[Any] = [backends.cuda.matmul, mkldnn.matmul] if hasattr(cudnn, "conv") else []
     return [
         (
             lambda: cudnn.allow_tf32,
