@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from abslrp.query import Answer, Query
+from abslrp.query import Answer, Query, parts_of
 from abslrp.registry import Method
 from abslrp.types import AbslrpError, brief, capturing, out_of_memory, said
 
@@ -27,6 +27,7 @@ _MOST, _SHARE = 16, 4  # recordings of a model, and the part of the GPU's memory
 _TRIES = 2
 _ATTENTIONS = ("flash", "mem_efficient", "math", "cudnn")
 _PLAIN = (bool, int, float, str, type(None))
+_QUICK = set(_PLAIN)
 _NEAR = 1e-2
 
 Ask = Callable[[Method, Query, dict[str, Any]], Answer]
@@ -34,15 +35,25 @@ Ask = Callable[[Method, Query, dict[str, Any]], Answer]
 
 @dataclass
 class Recording:
-    """A graph with the memory it reads and writes, and what of the model it took for granted."""
+    """A graph with the memory it reads and writes, and what of the model it took for granted.
+
+    The model's tensors are held, too, so that a replay reads no memory that has gone while it is found out that they were replaced.
+    """
 
     graph: torch.cuda.CUDAGraph
     inputs: Tensor
     targets: Tensor | None
     answer: Answer
     model: list[Any]
+    held: list[torch.UntypedStorage]
     size: int
     free: torch.cuda.Event = field(default_factory=torch.cuda.Event)
+
+    def reaches(self, query: Query) -> bool:
+        """Whether the classes that are asked for were there when this was recorded."""
+        if query.targets is None:
+            return True
+        return max(query.highest, int(query.targets.max())) < self.answer.outputs.shape[1]
 
     def replay(self, query: Query) -> Answer:
         stream = torch.cuda.current_stream(self.inputs.device)
@@ -62,9 +73,9 @@ _lock = threading.RLock()
 
 def recorded(ask: Ask, tf32: bool, method: Method, query: Query, options: dict[str, Any]) -> Answer:
     """What ``ask`` answers, from a recording that is made where there is none yet."""
-    model = check(query, options)
     if capturing(query.inputs):
         return ask(method, query, options)
+    model: Any = query.model
     with _lock, torch.cuda.device(query.inputs.device):
         mine = _recordings.setdefault(model, OrderedDict())
         key = (
@@ -75,18 +86,23 @@ def recorded(ask: Ask, tf32: bool, method: Method, query: Query, options: dict[s
             tf32,
             *_settings(query.inputs),
         )
-        found = mine.pop(key, None)
-        state = _state(model)
-        if found is None or found.model != state:
-            found = None  # its memory goes before the new one needs it
-            found = _record(lambda still: ask(method, still, options), query, method.name, state)
-        mine[key] = found
+        found, answer = mine.get(key), None
+        if found is not None:
+            answer = found.replay(query) if found.reaches(query) else None
+            # Looked at while the GPU is at work: what it reads is held, and what it makes is thrown away if it was the wrong thing.
+            if found.model != _state(model):
+                del mine[key]  # its memory goes before the new one needs it
+                found = answer = None
+        if found is None:
+            mine[key] = found = _record(lambda still: ask(method, still, options), query, method.name)
+        mine.move_to_end(key)
         room = torch.cuda.get_device_properties(query.inputs.device).total_memory // _SHARE
         while len(mine) > _MOST or (len(mine) > 1 and sum(one.size for one in mine.values()) > room):
             mine.popitem(last=False)
-        if query.targets is not None:
-            query.aim(found.answer.outputs)  # a class that is not there must not reach the GPU
-        answer = found.replay(query)
+        if answer is None:
+            if query.targets is not None:
+                query.aim(found.answer.outputs)  # a class that is not there must not reach the GPU
+            answer = found.replay(query)
     if query.targets is None:
         query.aim(answer.outputs)  # predicted from numbers
     return answer
@@ -98,8 +114,8 @@ def forget(model: nn.Module) -> None:
         _recordings.pop(model, None)
 
 
-def check(query: Query, options: dict[str, Any]) -> nn.Module:
-    """The model, if its explanations can be recorded at all."""
+def check(query: Query, options: dict[str, Any]) -> None:
+    """Whether explanations can be recorded at all."""
     model = query.model
     wrong = ""
     if not query.inputs.is_cuda:
@@ -109,19 +125,18 @@ def check(query: Query, options: dict[str, Any]) -> nn.Module:
     elif not isinstance(model, nn.Module):
         wrong = "needs a torch.nn.Module, since the weights of a plain function cannot be seen"
     else:
-        hooked = (n or "the model" for n, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks)
         odd = next((n for n, value in options.items() if not _plain(value)), None)
-        found = next(hooked, None)
-        if found is not None:
-            wrong = f"cannot be used with the hooks on {found}, which would not run again"
+        if any([m._forward_hooks or m._forward_pre_hooks for m in parts_of(model)]):
+            found = next(n for n, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks)
+            wrong = f"cannot be used with the hooks on {found or 'the model'}, which would not run again"
         elif odd is not None:
             wrong = f"cannot be used with {odd}={brief(options[odd])}, only with options that are numbers or names"
-    if wrong or not isinstance(model, nn.Module):
+    if wrong:
         raise AbslrpError(f"cuda_graph=True {wrong}: leave cuda_graph out.")
-    return model
 
 
-def _record(run: Callable[[Query], Answer], query: Query, name: str, state: list[Any]) -> Recording:
+def _record(run: Callable[[Query], Answer], query: Query, name: str) -> Recording:
+    model: Any = query.model
     x = query.inputs.detach().clone()
     targets = None if query.targets is None else query.targets.to(x.device, copy=True)
     still = replace(query, inputs=x, targets=targets)
@@ -143,7 +158,9 @@ def _record(run: Callable[[Query], Answer], query: Query, name: str, state: list
             f"{name} on {type(query.model).__name__} cannot be recorded as a CUDA graph, which sees no values "
             f"({said(error)}): leave cuda_graph out."
         ) from error
-    found = Recording(graph, x, targets, answer, state, torch.cuda.memory_reserved(x.device) - before)
+    size = torch.cuda.memory_reserved(x.device) - before
+    held = [t.untyped_storage() for t in _tensors(model) if t.is_cuda and t.layout is torch.strided]
+    found = Recording(graph, x, targets, answer, _state(model), held, size)
     if not _alike(found.replay(still).maps, expected.maps):
         raise AbslrpError(
             f"{name} on {type(query.model).__name__} gave another map when its CUDA graph was replayed, so something in it "
@@ -201,28 +218,45 @@ def _products() -> Iterator[Hashable]:
 def _state(model: nn.Module) -> list[Any]:
     """Where the tensors of a model lie, and its settings."""
     found: list[Any] = []
-    for module in model.modules():
-        found.append(id(module))
+    for module in parts_of(model):
+        found += (id(module), type(module), *map(id, module._modules.values()))
         for group in (module._parameters, module._buffers):
-            found.extend(None if t is None else (t.data_ptr(), t.shape, t.stride()) for t in group.values())
+            if group:
+                found += [None if t is None else (t.data_ptr(), t.shape, t.stride()) for t in group.values()]
         for name, value in vars(module).items():
-            if isinstance(value, Tensor):
-                found.append((name, value.data_ptr()))
-            elif not name.startswith("_"):
-                found.append((name, value if _plain(value) else _seen(value)))
+            if type(value) in _QUICK:
+                if name[0] != "_":
+                    found += (name, value)
+            elif name[0] != "_" or isinstance(value, Tensor):
+                found.append((name, _seen(value)))
     return found
 
 
 def _seen(value: Any) -> Any:
-    """What is in a list or dict, if it is plain, and else which object it is."""
-    items = (
-        list(value.items())
-        if isinstance(value, dict)
-        else list(value)
-        if isinstance(value, (list, tuple, set))
-        else None
-    )
-    return items if items is not None and all(map(_plain, items)) else id(value)
+    """What is in a list or dict, where a tensor lies, and of anything else which object it is."""
+    if isinstance(value, dict):
+        return [(_one(k), _one(v)) for k, v in value.items()]
+    return [_one(v) for v in value] if isinstance(value, (list, tuple, set)) else _one(value)
+
+
+def _one(value: Any) -> Any:
+    if _plain(value):
+        return value
+    return value.data_ptr() if isinstance(value, Tensor) and value.layout is torch.strided else id(value)
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    """The tensors of a model: weights, buffers, and those in lists and dicts of its modules."""
+    for module in parts_of(model):
+        for value in vars(module).values():
+            several = (
+                value.values()
+                if isinstance(value, dict)
+                else value
+                if isinstance(value, (list, tuple, set))
+                else (value,)
+            )
+            yield from (one for one in several if isinstance(one, Tensor))
 
 
 def _plain(value: Any) -> bool:

@@ -124,7 +124,7 @@ def check_model(model: Callable[..., Any]) -> None:
         raise AbslrpError(f"the model is scripted, {unseen.replace('module', 'function')} scripted from.")
     if type(model).__name__ == "ExportedProgram":
         raise AbslrpError(f"the model is exported, {unseen} exported from.")
-    if not isinstance(model, nn.Module) or not any(map(_wrong, parts_of(model))):
+    if not isinstance(model, nn.Module) or not any([_suspect(module) for module in parts_of(model)]):
         return
     for name, module in model.named_modules():
         wrong = _wrong(module)
@@ -141,6 +141,25 @@ def parts_of(model: nn.Module) -> list[nn.Module]:
                 found[id(module)] = module
                 waiting.append(module)
     return list(found.values())
+
+
+def _suspect(module: nn.Module) -> bool:
+    """Whether to look closer at a module; most are cleared by this, at each call."""
+    if (
+        isinstance(module, torch.jit.ScriptModule)
+        or module.training
+        or "graph" in vars(module)
+        or hasattr(type(module), "graph")
+    ):
+        return True
+    for tensors in (module._parameters, module._buffers):
+        for tensor in tensors.values():
+            if type(tensor) not in _TENSORS:
+                return True
+    return False
+
+
+_TENSORS = {nn.Parameter, Tensor, type(None)}
 
 
 def _wrong(module: nn.Module) -> str:

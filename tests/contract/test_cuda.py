@@ -225,7 +225,16 @@ def test_replay_sees_other_weights_shapes_and_settings() -> None:
     assert len(graphs._recordings[model]) == 1
     model[0].weight.data = model[0].weight.data * -1  # elsewhere now
     agree(x)
+    model.cpu()
+    torch.cuda.empty_cache()
+    model.cuda()
+    agree(x)
     model[0].stride = (2, 2)
+    agree(x)
+    head = model[-1]
+    model[-1] = nn.Linear(head.in_features, 9).cuda().requires_grad_(False)  # more classes than were recorded
+    assert torch.equal(abslrp.explain(model, x, 8, cuda_graph=True).targets.cpu(), torch.tensor([8, 8, 8]))
+    model[-1] = head
     agree(x)
     for options in ({"conserve": "joint"}, {"start": "target"}, {"batch_size": 2}):
         agree(x, **options)
@@ -235,6 +244,23 @@ def test_replay_sees_other_weights_shapes_and_settings() -> None:
     assert len(graphs._recordings[model]) <= graphs._MOST
     graphs.forget(model)
     assert model not in graphs._recordings
+
+
+def test_replay_sees_other_tensors_in_a_list() -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.scales = model_of("convolutional"), [torch.ones(3, 1, 1, device="cuda")]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x * self.scales[0])
+
+    model, x = Listed().eval().cuda(), X.cuda()
+    for scale in (1.0, -2.0, 0.5):
+        model.scales[0] = torch.tensor([scale, 1.0, 3.0], device="cuda").view(3, 1, 1)
+        torch.cuda.empty_cache()
+        plain, replayed = (abslrp.explain(model, x, 1, "saliency", cuda_graph=on).maps for on in (False, True))
+        torch.testing.assert_close(replayed, plain, rtol=0, atol=1e-4 * float(plain.abs().max()))
 
 
 def test_what_cannot_be_replayed_is_said() -> None:

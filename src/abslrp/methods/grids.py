@@ -86,7 +86,10 @@ _lock = threading.Lock()
 
 
 def known_layer(query: Query) -> tuple[str, Order | None]:
-    """:func:`find_layer`, or what it found before with the order of modules that has to be seen for it to hold."""
+    """:func:`find_layer`, or what it found before, with the order of modules that has to be seen for it to hold.
+
+    The order is looked at from the first call on, since torch computes what is looked at otherwise, and maps would differ by rounding.
+    """
     model: Any = query.model
     if not query.divisible or not isinstance(model, nn.Module):
         return find_layer(query), None
@@ -97,13 +100,14 @@ def known_layer(query: Query) -> tuple[str, Order | None]:
     if found is not None:
         return found
     events = walk(query)
-    layer = _last_map(events)
-    if not known:
-        with _lock:
-            mine[query.inputs.shape[1:]] = layer, [(e.name, e.shape[1:]) for e in events if e.module is not None]
-            while len(mine) > _KEPT:
-                mine.popitem(last=False)
-    return layer, None
+    layer, order = _last_map(events), [(e.name, e.shape[1:]) for e in events if e.module is not None]
+    if known:
+        return layer, None
+    with _lock:
+        mine[query.inputs.shape[1:]] = layer, order
+        while len(mine) > _KEPT:
+            mine.popitem(last=False)
+    return layer, order
 
 
 def forget_layer(query: Query) -> None:
