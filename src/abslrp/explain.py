@@ -107,7 +107,8 @@ def explained(
     if at is not None and not chosen.at:
         raise AbslrpError(f"at={brief(at)} cannot be used with {method}, which makes maps of the input only.")
     with torch.inference_mode(False):
-        query = make_query(model, images, targets, forward, at)
+        # What is replayed is looked at while the GPU is at work, see graphs.py.
+        query = make_query(model, images, targets, forward, at, cuda_graph and batch_size is None and budget is None)
         if cuda_graph:
             graphs.check(query, options)
         precise = query.inputs.is_cuda and not tf32

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from abslrp.query import Answer, Query, parts_of
+from abslrp.query import Answer, Query, check_model, check_values, parts_of
 from abslrp.registry import Method
 from abslrp.types import AbslrpError, brief, capturing, out_of_memory, said
 
@@ -73,7 +73,9 @@ _lock = threading.RLock()
 
 def recorded(ask: Ask, tf32: bool, method: Method, query: Query, options: dict[str, Any]) -> Answer:
     """What ``ask`` answers, from a recording that is made where there is none yet."""
+    look = _looking(query)
     if capturing(query.inputs):
+        look()
         return ask(method, query, options)
     model: Any = query.model
     with _lock, torch.cuda.device(query.inputs.device):
@@ -87,12 +89,13 @@ def recorded(ask: Ask, tf32: bool, method: Method, query: Query, options: dict[s
             *_settings(query.inputs),
         )
         found, answer = mine.get(key), None
-        if found is not None:
-            answer = found.replay(query) if found.reaches(query) else None
-            # Looked at while the GPU is at work: what it reads is held, and what it makes is thrown away if it was the wrong thing.
-            if found.model != _state(model):
-                del mine[key]  # its memory goes before the new one needs it
-                found = answer = None
+        if found is not None and found.reaches(query):
+            answer = found.replay(query)
+        # Looked at while the GPU is at work: what it reads is held, and what it makes is thrown away if it was the wrong thing.
+        look()
+        if found is not None and found.model != _state(model):
+            del mine[key]  # its memory goes before the new one needs it
+            found = answer = None
         if found is None:
             mine[key] = found = _record(lambda still: ask(method, still, options), query, method.name)
         mine.move_to_end(key)
@@ -106,6 +109,31 @@ def recorded(ask: Ask, tf32: bool, method: Method, query: Query, options: dict[s
     if query.targets is None:
         query.aim(answer.outputs)  # predicted from numbers
     return answer
+
+
+def _looking(query: Query) -> Callable[[], None]:
+    """What checks the rest of a query. Whether its values are finite is asked of the GPU now, before it has anything else to do."""
+    finite = None
+    if not query.checked and not capturing(query.inputs):
+        finite = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True)
+        finite.copy_(query.inputs.isfinite().all(), non_blocking=True)
+        known = torch.cuda.current_stream(query.inputs.device).record_event()
+
+    def look() -> None:
+        model: Any = query.model
+        if not query.checked:
+            check_model(model)
+        if any([m._forward_hooks or m._forward_pre_hooks for m in parts_of(model)]):
+            hooked = next(n for n, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks)
+            raise AbslrpError(
+                f"cuda_graph=True cannot be used with the hooks on {hooked or 'the model'}, which would not run again: "
+                "leave cuda_graph out."
+            )
+        if finite is not None:
+            known.synchronize()
+            check_values(finite)
+
+    return look
 
 
 def forget(model: nn.Module) -> None:
@@ -126,10 +154,7 @@ def check(query: Query, options: dict[str, Any]) -> None:
         wrong = "needs a torch.nn.Module, since the weights of a plain function cannot be seen"
     else:
         odd = next((n for n, value in options.items() if not _plain(value)), None)
-        if any([m._forward_hooks or m._forward_pre_hooks for m in parts_of(model)]):
-            found = next(n for n, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks)
-            wrong = f"cannot be used with the hooks on {found or 'the model'}, which would not run again"
-        elif odd is not None:
+        if odd is not None:
             wrong = f"cannot be used with {odd}={brief(options[odd])}, only with options that are numbers or names"
     if wrong:
         raise AbslrpError(f"cuda_graph=True {wrong}: leave cuda_graph out.")

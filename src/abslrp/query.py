@@ -40,6 +40,7 @@ class Query:
 
     ``divisible`` tells whether the inputs may be split or repeated, which a caller's own forward need not allow. ``highest`` is
     the largest target of all inputs, of which these may be a part, so that it is refused before the first of them is explained.
+    Where it is not ``checked``, :func:`check_model` and :func:`check_values` are still to be asked.
     """
 
     model: Callable[..., Any]
@@ -49,6 +50,7 @@ class Query:
     at: str | None = None
     divisible: bool = True
     highest: int = 0
+    checked: bool = True
 
     def run(self, x: Tensor) -> Any:
         """What the model returns; an error of its own becomes a sentence that says where it was raised and on what."""
@@ -87,12 +89,19 @@ class Query:
 
 
 def make_query(
-    model: Callable[..., Any], inputs: Tensor, targets: Target, forward: Callable[[Tensor], Any] | None, at: str | None
+    model: Callable[..., Any],
+    inputs: Tensor,
+    targets: Target,
+    forward: Callable[[Tensor], Any] | None,
+    at: str | None,
+    later: bool = False,
 ) -> Query:
-    """Check everything that can be checked before the model runs."""
+    """Check everything that can be checked before the model runs; what takes long is left out with ``later``."""
     model = unwrap(model)
-    check_model(model)
-    x = check_inputs(inputs, model, forward)
+    later = later and isinstance(model, nn.Module)
+    if not later:
+        check_model(model)
+    x = check_inputs(inputs, model, forward, values=not later)
     if at is not None:
         named_module(model, at)
     if forward is not None and not callable(forward):
@@ -101,7 +110,7 @@ def make_query(
         )
     classes = check_targets(targets, len(x))
     highest = 0 if classes is None or capturing(classes) else int(classes.max())
-    return Query(model, x, classes, forward or model, at, forward is None, highest)
+    return Query(model, x, classes, forward or model, at, forward is None, highest, not later)
 
 
 def unwrap(model: Callable[..., Any]) -> Callable[..., Any]:
@@ -183,7 +192,9 @@ def _exported(module: nn.Module) -> bool:
     return isinstance(graph, torch.fx.Graph) and any(isinstance(n.target, torch._ops.OpOverload) for n in graph.nodes)
 
 
-def check_inputs(inputs: Any, model: Callable[..., Any], forward: Callable[[Tensor], Any] | None) -> Tensor:
+def check_inputs(
+    inputs: Any, model: Callable[..., Any], forward: Callable[[Tensor], Any] | None, values: bool = True
+) -> Tensor:
     if not isinstance(inputs, Tensor):
         raise AbslrpError(
             f"the inputs are a {type(inputs).__name__}, expected a torch tensor (batch, ...): convert them with torch.as_tensor."
@@ -198,8 +209,8 @@ def check_inputs(inputs: Any, model: Callable[..., Any], forward: Callable[[Tens
             f"the inputs are {_type(inputs)}, expected floating point (float16 to float64): "
             "convert images with .float() and the model's transform, and give token ids to forward= as embeddings."
         )
-    if not capturing(inputs) and not bool(torch.isfinite(inputs).all()):
-        raise AbslrpError("the inputs hold NaN or infinite values: clean them before explaining.")
+    if values and not capturing(inputs):
+        check_values(inputs.isfinite().all())
     parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     if parameter is None:
         return inputs
@@ -211,6 +222,12 @@ def check_inputs(inputs: Any, model: Callable[..., Any], forward: Callable[[Tens
     if forward is None and parameter.dtype in half and inputs.dtype != parameter.dtype:
         return inputs.to(parameter.dtype)
     return inputs
+
+
+def check_values(finite: Tensor) -> None:
+    """One sentence for inputs that are not all ``finite``."""
+    if not bool(finite):
+        raise AbslrpError("the inputs hold NaN or infinite values: clean them before explaining.")
 
 
 def _check_layout(inputs: Tensor) -> None:

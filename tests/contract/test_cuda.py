@@ -232,7 +232,7 @@ def test_replay_sees_other_weights_shapes_and_settings() -> None:
     model[0].stride = (2, 2)
     agree(x)
     head = model[-1]
-    model[-1] = nn.Linear(head.in_features, 9).cuda().requires_grad_(False)  # more classes than were recorded
+    model[-1] = nn.Linear(head.in_features, 9).cuda().eval()  # more classes than were recorded
     assert torch.equal(abslrp.explain(model, x, 8, cuda_graph=True).targets.cpu(), torch.tensor([8, 8, 8]))
     model[-1] = head
     agree(x)
@@ -270,6 +270,15 @@ def test_what_cannot_be_replayed_is_said() -> None:
     abslrp.explain(model, x, 1, cuda_graph=True)
     with pytest.raises(abslrp.AbslrpError, match="target 7 is out of range"):
         abslrp.explain(model, x, 7, cuda_graph=True)
+    with pytest.raises(abslrp.AbslrpError, match="'8' is in training mode"):
+        model[-1].train()
+        abslrp.explain(model, x, 1, cuda_graph=True)
+    model.eval()
+    for bad in (float("nan"), float("inf")):
+        with pytest.raises(abslrp.AbslrpError, match="the inputs hold NaN or infinite values"):
+            abslrp.explain(model, x.where(x < x.max(), bad), 1, cuda_graph=True)
+    plain, replayed = (abslrp.explain(model, x, 1, cuda_graph=on).maps for on in (False, True))
+    torch.testing.assert_close(replayed, plain, rtol=0, atol=1e-4 * float(plain.abs().max()))
     with pytest.raises(abslrp.AbslrpError, match="forward="):
         abslrp.explain(model, x, 1, forward=lambda v: model(v), cuda_graph=True)
     with pytest.raises(abslrp.AbslrpError, match="start="):
