@@ -122,6 +122,14 @@ def test_lipschitz(method: str) -> None:
         assert float(found.scores[k]) == pytest.approx(expected, abs=TOLERANCE)
 
 
+def test_noise_that_is_next_to_nothing_is_flagged() -> None:
+    from abslrp.metrics.robustness import FAINT_NOISE
+
+    spread = IMAGES[0].double().std(correction=0).item()
+    assert FAINT_NOISE in run("lipschitz", "abslrp", samples=1, sigma=0.009 * spread).flags[0]
+    assert run("lipschitz", "abslrp", samples=1, sigma=0.011 * spread).flags[0] == ()
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_focus(method: str) -> None:
     found = run("focus", method)

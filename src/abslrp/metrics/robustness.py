@@ -12,13 +12,16 @@ from torch import Tensor
 
 from abslrp.checks import number, whole
 from abslrp.inputs.draws import generator
-from abslrp.metrics.bench import Bench, Explainer, ImageItem, Outcome, every_image
+from abslrp.metrics.bench import Bench, Explainer, ImageItem, Outcome, every_image, merged
 from abslrp.metrics.maps import flags_of, pixel_maps, ratio
 from abslrp.registry import Metric, register_metric
 from abslrp.types import AbslrpError
 
 _DEFAULTS = {"samples": 20, "sigma": 0.1}
 _ROOM = {"cuda": 2**31, "cpu": 2**28}
+FAINT_NOISE = "noise below 1% of the image's spread"
+"""The flag of an image with pixels so large that σ is next to nothing: what is measured then is little more than rounding."""
+_FAINT = 0.01
 
 
 def settle(**options: Any) -> dict[str, Any]:
@@ -73,7 +76,8 @@ def prepare(bench: Bench, items: Sequence[ImageItem], options: Mapping[str, Any]
 def lipschitz(bench: Bench, near: Nearby, explainer: Explainer, options: Mapping[str, Any]) -> Outcome:
     """max over samples of ‖Â(x) − Â(x′)‖₂ / ‖x − x′‖₂, x′ = x + σ·noise, Â the pixel map over its largest magnitude.
 
-    Noise is drawn from the seed and the image's name, so all methods meet the same.
+    Noise is drawn from the seed and the image's name, so all methods meet the same. σ is in units of the input, as is the score: where
+    pixels go from 0 to 255 give a larger ``sigma``.
     """
     raw = bench.maps(explainer, near.numbers, near.targets)
     start = unit_maps(raw)
@@ -83,7 +87,9 @@ def lipschitz(bench: Bench, near: Nearby, explainer: Explainer, options: Mapping
         moved = x + float(options["sigma"]) * noise
         apart = (unit_maps(explainer(moved, near.targets[rows])) - start[rows]).flatten(1).norm(dim=1)
         found.append(ratio(apart, (moved - x).flatten(1).double().norm(dim=1), 0.0))
-    return Outcome({"score": torch.cat(found).view(len(raw), -1).amax(1)}, flags_of(raw))
+    spread = near.images.double().flatten(1).std(1, correction=0)
+    faint = [(FAINT_NOISE,) if options["sigma"] < _FAINT * one else () for one in spread.tolist()]
+    return Outcome({"score": torch.cat(found).view(len(raw), -1).amax(1)}, merged(flags_of(raw), faint))
 
 
 def unit_maps(maps: Tensor) -> Tensor:
