@@ -28,6 +28,10 @@ _TRIES = 2
 _ATTENTIONS = ("flash", "mem_efficient", "math", "cudnn")
 _PLAIN = (bool, int, float, str, type(None))
 _QUICK = set(_PLAIN)
+_WITHOUT = (type, torch.dtype, torch.device, torch.layout, torch.memory_format)  # what holds no tensors
+_SEVERAL = (dict, list, tuple, set, frozenset)
+_OWN = set(vars(nn.Module()))
+_DEPTH, _MANY = 4, 1024  # of what modules hold in lists and dicts
 _NEAR = 1e-2
 
 Ask = Callable[[Method, Query, dict[str, Any]], Answer]
@@ -37,7 +41,8 @@ Ask = Callable[[Method, Query, dict[str, Any]], Answer]
 class Recording:
     """A graph with the memory it reads and writes, and what of the model it took for granted.
 
-    The model's tensors are held, too, so that a replay reads no memory that has gone while it is found out that they were replaced.
+    The model's tensors are held, too: a replay then reads no memory that has gone, and may begin before it is known whether they
+    were replaced. It waits for that where not all that a module holds could be seen (``open``).
     """
 
     graph: torch.cuda.CUDAGraph
@@ -46,8 +51,9 @@ class Recording:
     answer: Answer
     model: list[Any]
     held: list[torch.UntypedStorage]
+    open: bool
     size: int
-    free: torch.cuda.Event = field(default_factory=torch.cuda.Event)
+    free: torch.cuda.Event = field(default_factory=lambda: torch.cuda.Event())
 
     def reaches(self, query: Query) -> bool:
         """Whether the classes that are asked for were there when this was recorded."""
@@ -55,10 +61,11 @@ class Recording:
             return True
         return max(query.highest, int(query.targets.max())) < self.answer.outputs.shape[1]
 
-    def replay(self, query: Query) -> Answer:
+    def replay(self, query: Query, finite: Tensor | None = None) -> Answer:
+        """The answer for other inputs; where they are not ``finite``, which may not be known yet, one that means nothing."""
         stream = torch.cuda.current_stream(self.inputs.device)
         stream.wait_event(self.free)
-        self.inputs.copy_(query.inputs)
+        self.inputs.copy_(query.inputs if finite is None else torch.where(finite, query.inputs, self.inputs))
         if self.targets is not None and query.targets is not None:
             self.targets.copy_(query.targets)
         self.graph.replay()
@@ -73,11 +80,10 @@ _lock = threading.RLock()
 
 def recorded(ask: Ask, tf32: bool, method: Method, query: Query, options: dict[str, Any]) -> Answer:
     """What ``ask`` answers, from a recording that is made where there is none yet."""
-    look = _looking(query)
-    if capturing(query.inputs):
-        look()
-        return ask(method, query, options)
     model: Any = query.model
+    if capturing(query.inputs):
+        _look(query, None)
+        return ask(method, query, options)
     with _lock, torch.cuda.device(query.inputs.device):
         mine = _recordings.setdefault(model, OrderedDict())
         key = (
@@ -89,19 +95,21 @@ def recorded(ask: Ask, tf32: bool, method: Method, query: Query, options: dict[s
             *_settings(query.inputs),
         )
         found, answer = mine.get(key), None
-        if found is not None and found.reaches(query):
-            answer = found.replay(query)
-        # Looked at while the GPU is at work: what it reads is held, and what it makes is thrown away if it was the wrong thing.
-        look()
-        if found is not None and found.model != _state(model):
-            del mine[key]  # its memory goes before the new one needs it
+        values = None if query.checked else _Values(query.inputs)
+        if found is not None and not found.open and found.reaches(query):
+            answer = found.replay(query, None if values is None else values.finite)
+        # The rest is looked at while the GPU is at work; what it makes is thrown away if it was the wrong thing.
+        _look(query, values)
+        state = _state(model)
+        if found is None or found.model != state:
             found = answer = None
-        if found is None:
+            for old in [k for k, one in mine.items() if one.model != state]:
+                _drop(mine, old)  # their memory goes before the new one needs it
             mine[key] = found = _record(lambda still: ask(method, still, options), query, method.name)
         mine.move_to_end(key)
         room = torch.cuda.get_device_properties(query.inputs.device).total_memory // _SHARE
         while len(mine) > _MOST or (len(mine) > 1 and sum(one.size for one in mine.values()) > room):
-            mine.popitem(last=False)
+            _drop(mine, next(iter(mine)))
         if answer is None:
             if query.targets is not None:
                 query.aim(found.answer.outputs)  # a class that is not there must not reach the GPU
@@ -111,35 +119,48 @@ def recorded(ask: Ask, tf32: bool, method: Method, query: Query, options: dict[s
     return answer
 
 
-def _looking(query: Query) -> Callable[[], None]:
-    """What checks the rest of a query. Whether its values are finite is asked of the GPU now, before it has anything else to do."""
-    finite = None
-    if not query.checked and not capturing(query.inputs):
-        finite = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True)
-        finite.copy_(query.inputs.isfinite().all(), non_blocking=True)
-        known = torch.cuda.current_stream(query.inputs.device).record_event()
+class _Values:
+    """Whether inputs are finite, asked of the GPU before it has anything else to do, so that the answer is there early."""
 
-    def look() -> None:
-        model: Any = query.model
-        if not query.checked:
-            check_model(model)
-        if any([m._forward_hooks or m._forward_pre_hooks for m in parts_of(model)]):
-            hooked = next(n for n, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks)
-            raise AbslrpError(
-                f"cuda_graph=True cannot be used with the hooks on {hooked or 'the model'}, which would not run again: "
-                "leave cuda_graph out."
-            )
-        if finite is not None:
-            known.synchronize()
-            check_values(finite)
+    def __init__(self, inputs: Tensor) -> None:
+        self.finite = inputs.isfinite().all()
+        self._here = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True)
+        self._here.copy_(self.finite, non_blocking=True)
+        self._known = torch.cuda.current_stream(inputs.device).record_event()
 
-    return look
+    def check(self) -> None:
+        self._known.synchronize()
+        check_values(self._here)
+
+
+def _look(query: Query, values: _Values | None) -> None:
+    """What :func:`make_query` left for later."""
+    model: Any = query.model
+    if not query.checked:
+        check_model(model)
+    _check_hooks(model)
+    if values is not None:
+        values.check()
+
+
+def _check_hooks(model: nn.Module) -> None:
+    if any([m._forward_hooks or m._forward_pre_hooks for m in parts_of(model)]):
+        hooked = next(n for n, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks)
+        raise AbslrpError(
+            f"cuda_graph=True cannot be used with the hooks on {hooked or 'the model'}, which would not run again: "
+            "leave cuda_graph out."
+        )
+
+
+def _drop(mine: OrderedDict[Hashable, Recording], key: Hashable) -> None:
+    mine.pop(key).free.synchronize()  # another stream may be at it
 
 
 def forget(model: nn.Module) -> None:
-    """Give back the memory of a model's recordings; the model's end does so, too."""
+    """Give back the memory of a model's recordings, with the weights they read; the model's end does so, too."""
     with _lock:
-        _recordings.pop(model, None)
+        for one in _recordings.pop(model, {}).values():
+            one.free.synchronize()
 
 
 def check(query: Query, options: dict[str, Any]) -> None:
@@ -158,6 +179,8 @@ def check(query: Query, options: dict[str, Any]) -> None:
             wrong = f"cannot be used with {odd}={brief(options[odd])}, only with options that are numbers or names"
     if wrong:
         raise AbslrpError(f"cuda_graph=True {wrong}: leave cuda_graph out.")
+    if query.checked and isinstance(model, nn.Module):
+        _check_hooks(model)
 
 
 def _record(run: Callable[[Query], Answer], query: Query, name: str) -> Recording:
@@ -184,8 +207,8 @@ def _record(run: Callable[[Query], Answer], query: Query, name: str) -> Recordin
             f"({said(error)}): leave cuda_graph out."
         ) from error
     size = torch.cuda.memory_reserved(x.device) - before
-    held = [t.untyped_storage() for t in _tensors(model) if t.is_cuda and t.layout is torch.strided]
-    found = Recording(graph, x, targets, answer, _state(model), held, size)
+    held, hidden = _holdings(model)
+    found = Recording(graph, x, targets, answer, _state(model), held, hidden, size)
     if not _alike(found.replay(still).maps, expected.maps):
         raise AbslrpError(
             f"{name} on {type(query.model).__name__} gave another map when its CUDA graph was replayed, so something in it "
@@ -244,44 +267,65 @@ def _state(model: nn.Module) -> list[Any]:
     """Where the tensors of a model lie, and its settings."""
     found: list[Any] = []
     for module in parts_of(model):
-        found += (id(module), type(module), *map(id, module._modules.values()))
+        # The class by its number: a class may hold its module, which would then never end.
+        found += (id(module), id(type(module)), *map(id, module._modules.values()))
         for group in (module._parameters, module._buffers):
             if group:
-                found += [None if t is None else (t.data_ptr(), t.shape, t.stride()) for t in group.values()]
+                found += [None if t is None else (t.data_ptr(), t.shape, t.stride(), t.dtype) for t in group.values()]
         for name, value in vars(module).items():
             if type(value) in _QUICK:
                 if name[0] != "_":
                     found += (name, value)
-            elif name[0] != "_" or isinstance(value, Tensor):
+            elif name[0] != "_" or isinstance(value, Tensor) or (name not in _OWN and isinstance(value, _SEVERAL)):
                 found.append((name, _seen(value)))
     return found
 
 
-def _seen(value: Any) -> Any:
-    """What is in a list or dict, where a tensor lies, and of anything else which object it is."""
-    if isinstance(value, dict):
-        return [(_one(k), _one(v)) for k, v in value.items()]
-    return [_one(v) for v in value] if isinstance(value, (list, tuple, set)) else _one(value)
-
-
-def _one(value: Any) -> Any:
+def _seen(value: Any, depth: int = _DEPTH) -> Any:
+    """What is in lists and dicts, how and where a tensor lies, and of anything else which object it is."""
     if _plain(value):
         return value
-    return value.data_ptr() if isinstance(value, Tensor) and value.layout is torch.strided else id(value)
+    if isinstance(value, Tensor):
+        return (value.data_ptr(), value.shape, value.stride(), value.dtype) if _strided(value) else id(value)
+    inner = _inner(value, depth)
+    return id(value) if inner is None else (id(type(value)), [_seen(one, depth - 1) for one in inner])
 
 
-def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    """The tensors of a model: weights, buffers, and those in lists and dicts of its modules."""
+def _inner(value: Any, depth: int) -> list[Any] | None:
+    """What is in a list or dict, if it is not too large to be looked at each time."""
+    if not depth or not isinstance(value, _SEVERAL) or len(value) > _MANY:
+        return None
+    return [part for item in value.items() for part in item] if isinstance(value, dict) else list(value)
+
+
+def _holdings(model: nn.Module) -> tuple[list[torch.UntypedStorage], bool]:
+    """The memory of a model's tensors, and whether there may be more, in objects that are not looked into."""
+    held: list[torch.UntypedStorage] = []
+    hidden = False
+
+    def take(value: Any, depth: int) -> bool:
+        """Whether all of it was seen."""
+        if isinstance(value, Tensor):
+            if value.is_cuda and _strided(value):
+                held.append(value.untyped_storage())
+            return _strided(value)
+        inner = _inner(value, depth)
+        if inner is not None:
+            return all([take(one, depth - 1) for one in inner])
+        return _plain(value) or isinstance(value, _WITHOUT)
+
     for module in parts_of(model):
-        for value in vars(module).values():
-            several = (
-                value.values()
-                if isinstance(value, dict)
-                else value
-                if isinstance(value, (list, tuple, set))
-                else (value,)
-            )
-            yield from (one for one in several if isinstance(one, Tensor))
+        for group in (module._parameters, module._buffers):
+            for tensor in group.values():
+                take(tensor, 0)
+        for name, value in vars(module).items():
+            if not take(value, _DEPTH) and name[0] != "_":
+                hidden = True
+    return held, hidden
+
+
+def _strided(value: Tensor) -> bool:
+    return value.layout is torch.strided and not value.is_nested
 
 
 def _plain(value: Any) -> bool:

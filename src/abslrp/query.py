@@ -102,6 +102,10 @@ def make_query(
     if not later:
         check_model(model)
     x = check_inputs(inputs, model, forward, values=not later)
+    if later and x is not inputs:  # to half precision, in which what was finite may not be
+        check_model(model)
+        check_values(inputs.isfinite().all())
+        later = False
     if at is not None:
         named_module(model, at)
     if forward is not None and not callable(forward):
