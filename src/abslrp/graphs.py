@@ -319,7 +319,7 @@ def _holdings(model: nn.Module) -> tuple[list[torch.UntypedStorage], bool]:
             for tensor in group.values():
                 take(tensor, 0)
         for name, value in vars(module).items():
-            if not take(value, _DEPTH) and name[0] != "_":
+            if name not in _OWN and not take(value, _DEPTH) and name[0] != "_":
                 hidden = True
     return held, hidden
 
